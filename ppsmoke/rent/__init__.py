@@ -1,0 +1,1 @@
+"""Where stage machines come from, and the promise that none of them stays."""
