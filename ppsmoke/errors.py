@@ -11,7 +11,8 @@ from typing import Any
 class SmokeError(Exception):
     """A run, or a command, that failed for a known cause.
 
-    cause: one line, what was seen. phase: rent, boot, gather, resolve, load, ask, print or destroy ("" where no run is on).
+    cause: one line, what was seen.
+    phase: rent, boot, gather, resolve, load, ask, print or destroy ("" where no run is on).
     stage: the stage's index, None where no single stage is meant. hint: what to do next, one line.
     detail: many lines for -v and for the log's tail (a child's stderr, a traceback), "" where there is none.
     """
@@ -102,7 +103,7 @@ class RentError(SmokeError):
 
 
 class DestroyFailed(SmokeError):
-    """Something could not be confirmed as ended; the text names each with the command that ends it. Outranks the rest."""
+    """Something could not be confirmed as ended; the text names each and what ends it. Outranks all else."""
 
 
 class Interrupted(SmokeError):

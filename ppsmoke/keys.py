@@ -1,4 +1,4 @@
-"""Key derivation, open to every room. One secret per run; every other key is derived from it and says what it is for."""
+"""Key derivation, open to every room. One secret per run; every other key says what it is for."""
 
 from __future__ import annotations
 

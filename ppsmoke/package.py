@@ -1,4 +1,4 @@
-"""Our own code as data: its hash, which both ends of a link compare, and the zipapp, a single file that runs anywhere."""
+"""Our own code as data: its hash, which both ends of a link compare, and the zipapp, one file that runs anywhere."""
 
 from __future__ import annotations
 
