@@ -34,6 +34,7 @@ class Settings:
     wire_dtype: str = "bfloat16"
     device: str = ""  # "" lets each stage choose
     budget_s: float = 300.0  # wall clock for all but destroying; spec, section 1
+    lifetime_s: float | None = None  # a stage ends itself after so long; None: the budget and the time to destroy
     verbosity: int = 0  # -1 quiet, 0 normal, 1 with the stages' own output and tracebacks
     as_json: bool = False
     run_id: str = field(default_factory=new_run_id)

@@ -174,6 +174,7 @@ def terms_of(settings: Settings) -> str:
 
 def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list[StageSpec]:
     """A spec for each stage: its identity, and the environment of design, "Environment of a stage node"."""
+    lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
     specs = []
     for stage in range(settings.num_stages):
         identity = authority.mint(stage_role(stage, settings.num_stages))
@@ -186,7 +187,7 @@ def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list
             "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
             "PPSMOKE_NODE_CLUSTER_KEY": derive(settings.run_key, "cluster").hex(),
             "PPSMOKE_NODE_GENERATION": "0",
-            "PPSMOKE_NODE_LIFETIME_S": f"{settings.budget_s + DESTROY_BUDGET_S:.0f}",
+            "PPSMOKE_NODE_LIFETIME_S": f"{lifetime_s:.0f}",
             "PPSMOKE_NODE_MAX_CONTEXT": str(settings.max_context),
             "PPSMOKE_NODE_WIRE_DTYPE": settings.wire_dtype,
             "PPSMOKE_NODE_DEVICE": settings.device,

@@ -24,6 +24,7 @@ from ppsmoke.settings import LOOPBACK_MODEL, Settings
 from ppsmoke.waiting import Deadline
 
 ASK_BUDGET_S = 120.0
+STAY_S = 86_400.0  # how long stages may stay up that nobody ends
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def loopback(model: str = LOOPBACK_MODEL, stages: int = 2, **options: Any) -> It
     """
     pipeline = LoopbackPipeline()
     try:
-        pipeline._start(Settings(model=model, num_stages=stages, verbosity=QUIET, **options))
+        pipeline._start(Settings(model=model, num_stages=stages, verbosity=QUIET, lifetime_s=STAY_S, **options))
         yield pipeline
     finally:
         if pipeline._thread is not None:

@@ -150,7 +150,7 @@ class _StageProcess:
         ]
 
     async def ended(self) -> None:
-        """Returns when the process has ended and its last lines are read; raises DeadlineExceeded if it never listens."""
+        """Wait until the process has ended and its last lines are read. Raises DeadlineExceeded if it never listens."""
         async with running(self._process.wait(), name=f"end of stage {self.spec.stage}") as ends:
             listens = asyncio.ensure_future(self._listens.wait())
             try:
