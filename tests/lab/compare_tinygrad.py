@@ -121,7 +121,7 @@ def main() -> int:
             f"= {rows[-1][0]:.1f}x | decode {my_decode * 1e3:.1f} / {their_decode * 1e3:.1f} ms = {rows[-1][1]:.2f}x | "
             f"prefill of {len(mine['jobs']['prefill'])} {mine['prefill']:.2f} / {theirs['prefill']:.2f} s "
             f"(its first {theirs['prefill_first']:.2f}) = {rows[-1][2]:.2f}x | first {same} of {len(mine['tokens'])} "
-            f"tokens alike | peak RSS {[round(b / 1e6) for b in mine['peak_rss']]} / {theirs['peak_rss'] / 1e6:.0f} MB, "
+            f"tokens alike | RSS {[round(b / 1e6) for b in mine['peak_rss']]} / {theirs['peak_rss'] / 1e6:.0f} MB, "
             f"weights {[round(b / 1e6) for b in mine['weights']]} MB",
             flush=True,
         )
