@@ -8,8 +8,8 @@ import pytest
 
 from ppsmoke import testing
 from ppsmoke.errors import StageError
-from tests.lab import processes
 from tests.lab.commands import ppsmoke
+from tests.lab.marked import marked
 from tests.lab.oracle import Oracle
 from tests.lab.paths import DATA, TINY_F32
 
@@ -28,7 +28,7 @@ def test_two_stages_answer_what_llama_cpp_answers_and_nothing_is_left(tmp_path):
     assert out["timing"]["decode_tokens_per_s"] > 0 and out["timing"]["wire_ms"]["p50"] >= 0
     assert {link["to"] for link in out["links"]} >= {"stage-0-of-2", "stage-1-of-2"}
     assert os.path.isfile(out["log_path"])
-    assert not processes.marked(str(tmp_path)) and not os.listdir(tmp_path / "tmp")
+    assert not marked(str(tmp_path)) and not os.listdir(tmp_path / "tmp")
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_the_main_job_says_hello_with_the_real_model(tmp_path):
     assert said.json["finish_reason"] in ("stop", "length") and said.json["text"]
     plain = ppsmoke("--wire-dtype", "float32", home=tmp_path)
     assert plain.status == 0 and plain.stdout == expected["steps"]["text"] + "\n"
-    assert not processes.marked(str(tmp_path))
+    assert not marked(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppsmoke.package import own_command
-from tests.lab.processes import Process, marked
+from tests.lab.marked import Process, marked
 
 EVENTS = {  # event: the line of `-v` that marks it
     "starting": re.compile(r"phase rent"),
