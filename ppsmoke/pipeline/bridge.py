@@ -115,6 +115,8 @@ class Bridge:
         await asyncio.shield(self._burial)
 
     def _on_line(self, line: bytes) -> None:
+        if self._cause:  # it is being ended: whatever else it says is not to be trusted
+            return
         try:
             reply = json.loads(line)
         except ValueError:
