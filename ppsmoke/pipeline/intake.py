@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 from ppsmoke.cluster.addresses import Delivery
 from ppsmoke.errors import MessageError, SmokeError, StageError
 from ppsmoke.pipeline.messages import InferenceRequest, Message, NextToken, Reset, StageActivation, decode
+from ppsmoke.pipeline.names import ORCHESTRATOR_ROLE, stage_role
 
 MAX_WAITING_MESSAGES = 256  # decoded and not yet worked on; beyond it the link's window fills and the sender waits
 REMEMBERED_REQUESTS = 256  # ids of requests that are over; a copy of a message is never older than that
@@ -42,7 +43,7 @@ class Intake:
     ) -> None:
         self._mailbox = mailbox
         self._stage = stage
-        self._roles = [f"stage-{index}-of-{num_stages}" for index in range(num_stages)]
+        self._roles = [stage_role(index, num_stages) for index in range(num_stages)]
         self._busy_grace_s = busy_grace_s
         self._refused = refused
         self._waiting: asyncio.Queue[Message] = asyncio.Queue(MAX_WAITING_MESSAGES)
@@ -88,7 +89,7 @@ class Intake:
         """Whether this message is for us, and its sender's certificate names the stage that sends it."""
         match message:
             case InferenceRequest():
-                return self._stage == 0 and role == "orchestrator"
+                return self._stage == 0 and role == ORCHESTRATOR_ROLE
             case StageActivation() | Reset():
                 return self._stage > 0 and role == self._roles[self._stage - 1]
             case NextToken():

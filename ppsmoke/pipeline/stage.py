@@ -30,8 +30,8 @@ from ppsmoke.pipeline.messages import (
     StageFailed,
     StageStatus,
     encode,
-    stage_name,
 )
+from ppsmoke.pipeline.names import stage_name
 from ppsmoke.pipeline.operations import STEP_DEADLINE_S, Hidden, Loaded, Operations, Sampled, Worker
 from ppsmoke.pipeline.outbox import Outbox
 from ppsmoke.waiting import Deadline, running

@@ -18,8 +18,8 @@ from ppsmoke.pipeline.messages import (
     StageStatus,
     decode,
     encode,
-    stage_name,
 )
+from ppsmoke.pipeline.names import stage_name
 from ppsmoke.pipeline.stage import StageActor
 from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.still_worker import StillWorker
