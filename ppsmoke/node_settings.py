@@ -141,9 +141,7 @@ def _identity(environment: Mapping[str, str], leaf_key: str, *, role: str) -> Id
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{PREFIX}CERTS: {path} does not hold the two certificates") from error
     try:
-        identity = Identity.from_parts(
-            ca_der=ca_der, leaf_der=leaf_der, leaf_key=_key(f"{PREFIX}LEAF_KEY", leaf_key)
-        )
+        identity = Identity.from_parts(ca_der=ca_der, leaf_der=leaf_der, leaf_key=_key(f"{PREFIX}LEAF_KEY", leaf_key))
     except LinkError as error:
         raise InputError(f"{PREFIX}CERTS: {error.cause}") from error
     if identity.role != role:
@@ -152,7 +150,7 @@ def _identity(environment: Mapping[str, str], leaf_key: str, *, role: str) -> Id
 
 
 def _listen(text: str) -> tuple[tuple[str, int], tuple[str, int] | None]:
-    """"host:tcp[,host:udp]"; without the second, membership goes over the links alone."""
+    """ "host:tcp[,host:udp]"; without the second, membership goes over the links alone."""
     parts = text.split(",")
     if len(parts) > 2:
         raise InputError(f"{PREFIX}LISTEN is {text[:80]!r}, not host:tcp,host:udp")

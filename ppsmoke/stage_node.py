@@ -14,8 +14,8 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,18 +186,24 @@ async def _dial_seed(node: Node, settings: NodeSettings) -> None:
     await node.dial(Endpoint(ORCHESTRATOR_ROLE, 0, settings.seed.node_id, host, port, None))
 
 
-@asynccontextmanager
-async def _unused() -> AsyncIterator[None]:
-    yield
-
-
 def _end(ended: asyncio.Future[Ending], ending: Ending) -> None:
     if not ended.done():
         ended.set_result(ending)
 
 
-def _ended_by_signals():
-    raise NotImplementedError
+@contextmanager
+def _ended_by_signals() -> Iterator[asyncio.Future[Ending]]:
+    """What the node's end is told to; SIGTERM, SIGINT and SIGHUP tell it. No signal raises through the loop."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Ending] = loop.create_future()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, _end, ended, Ending(f"ended by {number.name}", 0))
+    try:
+        yield ended
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 async def _hold_lifeline(ended: asyncio.Future[Ending]) -> None:
@@ -218,9 +224,11 @@ class _Lifeline(asyncio.Protocol):
 
 
 def _guard_standard_fds() -> None:
-    """A closed fd 0, 1 or 2 would become the event loop's own, and a child's stdin."""
-    for fd in (0, 1, 2):
+    """A closed fd 0, 1 or 2 would become the event loop's own, and a child's stdin; print would go elsewhere."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))

@@ -114,9 +114,8 @@ class StageActor:
                         await self._work_on(await self._intake.next())
             except Exception as error:  # the orchestrator hears of our own mistakes too
                 self._report(self._at_work, error)
-                raise
-            finally:
                 await self._outbox.flush(FLUSH_BUDGET_S)
+                raise
 
     def on_progress(self, line: dict[str, Any]) -> None:
         """Pass a worker's loading line on to the orchestrator; never waits."""
@@ -382,12 +381,13 @@ class StageActor:
         self._outbox.post(failure(request_id, error, stage=self._stage))
 
 
-def failure(request_id: int, error: Exception, *, stage: int) -> StageFailed:
-    """The StageFailed that says this error; one that is none of ours brings its traceback as detail."""
+def failure(request_id: int, error: Exception, *, stage: int, phase: str = "ask") -> StageFailed:
+    """The StageFailed that says this error, in its own phase or else in this one; one that is none of ours brings its
+    traceback as detail."""
     if isinstance(error, SmokeError):
-        phase, cause, hint, detail = error.phase or "ask", error.cause, error.hint, error.detail
+        phase, cause, hint, detail = error.phase or phase, error.cause, error.hint, error.detail
     else:
-        phase, cause, hint = "ask", f"a mistake of ours: {type(error).__name__}: {error}", "run again with -v"
+        cause, hint = f"a mistake of ours: {type(error).__name__}: {error}", "run again with -v"
         detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     texts = {"phase": phase, "cause": cause or type(error).__name__, "hint": hint, "detail": detail[-MAX_DETAIL_CHARS:]}
     return StageFailed(request_id=request_id, stage=stage, **{name: _utf8(text) for name, text in texts.items()})
