@@ -92,7 +92,7 @@ def candidates_of(peer: Peer) -> list[Candidate]:
     """Where to dial it, each socket once: where we were told, then its own host's addresses, then mapped ones."""
     found = [peer.endpoint.candidate] if peer.endpoint is not None else []
     for kind in ("host", "mapped"):
-        found += [candidate for candidate in peer.candidates if candidate.kind == kind]
+        found += [candidate for candidate in (*peer.candidates, *peer.gossiped) if candidate.kind == kind]
     unique = {(candidate.host, candidate.tcp_port): candidate for candidate in reversed(found)}
     return list(reversed(unique.values()))
 

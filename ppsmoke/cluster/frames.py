@@ -7,7 +7,7 @@ allocated on a header's word: the decoder holds what has arrived, and refuses a 
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple, NoReturn
 
 from ppsmoke.errors import FrameError
@@ -29,7 +29,9 @@ class FrameType(IntEnum):
     FILLER = 9  # keeps TCP's window open through an idle gap; carries nothing
 
 
-class FrameFlags(IntFlag):
+class FrameFlags:
+    """Plain bits: ~ on an IntFlag leaves out the unknown ones, which are what a check is for."""
+
     NONE = 0
     FIRST = 1  # the first chunk of a message
     LAST = 2  # and its last

@@ -14,25 +14,27 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
+from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.dialling import Dialler
-from ppsmoke.cluster.events import Event, LinkInfo, Member
+from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged
 from ppsmoke.cluster.gathering import Gathering
-from ppsmoke.cluster.handshake import Bye, ByeReason
+from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates, encode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
-from ppsmoke.cluster.link_names import LinkNames
 from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
-from ppsmoke.errors import LinkError, LinkLost
+from ppsmoke.errors import FrameError, LinkError, LinkLost
 from ppsmoke.waiting import Deadline, to_the_end
 
 FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
 CLOSE_BUDGET_S = 10.0
+MAX_META_BYTES = 512  # of a member's candidates, as SWIM carries them
 BETTER_OWNER_WAIT_S = 10.0  # a name's best claimant has this long to be linked before the next best is taken
 MAX_MAILBOXES = 64
 MAX_EVENTS = 1000  # kept for a subscriber that does not look
@@ -57,6 +59,7 @@ class Node:
         timing: LinkTiming | None = None,
         link_grace_s: float = LINK_GRACE_S,
         window_bytes: int = WINDOW_BYTES,
+        swim: swim_state.Config | None = None,
     ) -> AsyncIterator[Node]:
         """A node for this block: when the block ends its last messages are flushed, its peers are told, and no task
         or socket of it is left. udp None: membership goes over the links alone. Raises LinkError if it cannot listen.
@@ -66,8 +69,18 @@ class Node:
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
         node._listener = Listener(*tcp, maker)
         node._dialler = Dialler(maker, node._changed, random.Random())
+        node._membership = Membership(
+            node_id=node.node_id,
+            cluster_key=cluster_key,
+            link_send=node._roster.send_datagram,
+            on_event=node._on_membership,
+            udp=udp,
+            udp_candidates=_udp_candidates,
+            config=swim,
+            epoch=node._epoch,
+        )
         try:
-            node._open(advertise)
+            await node._open(advertise)
             yield node
         finally:
             await to_the_end(node._close(), doing="closing the node", within_s=CLOSE_BUDGET_S)
@@ -89,8 +102,9 @@ class Node:
         self._mailboxes: dict[str, Mailbox] = {}
         self._held: set[Peer] = set()
         self._watchers: list[asyncio.Queue[Event]] = []
+        self._epoch = time.time_ns() // 1_000_000
         context = PeerContext(
-            epoch=int(time.time() * 1000),
+            epoch=self._epoch,
             window_bytes=window_bytes,
             link_grace_s=link_grace_s,
             deliver=self._deliver,
@@ -98,9 +112,9 @@ class Node:
         )
         code_hash, model = hello
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
-        self._names = LinkNames(self.node_id, self._roster.send_datagram, self._changed.notify)
         self._listener: Listener
         self._dialler: Dialler
+        self._membership: Membership
 
     def __repr__(self) -> str:
         return f"<Node {self.role} {self.node_id}>"
@@ -113,7 +127,7 @@ class Node:
 
     @property
     def udp_port(self) -> int | None:
-        return None
+        return self._membership.udp_port
 
     @property
     def seed_addr(self) -> str:
@@ -123,11 +137,13 @@ class Node:
 
     def members(self) -> list[Member]:
         """Everybody known, this node first."""
-        others = [
-            Member(peer.node_id, peer.role, "alive" if peer.link else "dead", peer.link is not None)
-            for peer in self._roster.peers.values()
-        ]
-        return [Member(self.node_id, self.role, "alive", True), *others]
+        found = [Member(self.node_id, self.role, "alive", True)]
+        for view in self._membership.members():
+            if view.node_id != self.node_id:
+                peer = self._roster.peers.get(view.node_id)
+                linked = peer is not None and peer.link is not None
+                found.append(Member(view.node_id, peer.role if peer else "", view.state.name.lower(), linked))
+        return found
 
     def links(self) -> list[LinkInfo]:
         """The link to each peer that is up, by role."""
@@ -175,7 +191,7 @@ class Node:
 
     def register(self, name: str, mailbox: str, *, generation: int = 0) -> None:
         """Tell the cluster that this node answers to name. Others believe it if its certificate's role may own it."""
-        self._names.register(name, mailbox.encode(), generation)
+        self._membership.register(name, mailbox.encode(), generation=generation)
 
     async def resolve(self, name: str) -> Address:
         """The mailbox of the name's best rightful owner, once there is a link to it; the caller has the deadline."""
@@ -183,7 +199,7 @@ class Node:
         now = asyncio.get_running_loop().time
         while True:
             pause_s = None
-            for entry in self._names.lookup(name):
+            for entry in self._membership.lookup(name):
                 if entry.owner == self.node_id:
                     verdict = self._may_own(name, self.role)
                 else:
@@ -227,7 +243,7 @@ class Node:
     async def gather(self, endpoints: AsyncIterator[Endpoint], *, size: int, deadline: Deadline) -> None:
         """Dial each endpoint as it becomes known; returns when `size` members, this node among them, are alive and
         linked. Raises LinkError, or DeadlineExceeded that names who is missing and why."""
-        gathering = Gathering(self._roster.peers, self._changed, dial=self.dial, is_alive=lambda peer: True)
+        gathering = Gathering(self._roster.peers, self._changed, dial=self.dial, is_alive=self._is_alive)
         await gathering.run(endpoints, size=size, deadline=deadline)
 
     async def guard(self, peers: Collection[str]) -> NoReturn:
@@ -242,25 +258,35 @@ class Node:
                 lost_in_s = peer.lost_in_s()
                 if lost_in_s is not None and lost_in_s <= 0:
                     raise peer.lost_error()
+                if lost_in_s is None and self._membership.state_of(node_id) is swim_state.State.DEAD:
+                    # SWIM alone buries frozen hosts falsely: its word counts when the link is as silent.
+                    lost_in_s = self._grace_s - peer.silent_s
+                    if lost_in_s <= 0:
+                        raise LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead")
                 if lost_in_s is not None:
                     soonest_s = lost_in_s if soonest_s is None else min(soonest_s, lost_in_s)
             await self._changed.wait(soonest_s)
 
     # --- behind the scenes
 
-    def _open(self, advertise: Sequence[Candidate]) -> None:
+    async def _open(self, advertise: Sequence[Candidate]) -> None:
+        await self._membership.start()
         own = Candidate("host", outward_host(self._listener.host), self.tcp_port, self.udp_port)
         self._roster.candidates = tuple(dict.fromkeys((own, *advertise)))
         self._roster.udp_port = self.udp_port
         self._roster.on_linked = self._on_linked
         self._roster.on_unlinked = self._on_unlinked
-        self._roster.on_datagram = lambda peer, data: self._names.on_link_datagram(peer.node_id, data)
+        self._roster.on_heard = lambda peer: self._membership.note_life(peer.node_id)
+        self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
+        self._membership.set_meta(_meta(self._roster.candidates))
         self._listener.start()
 
     async def _close(self) -> None:
         await self._listener.close()
         await self._dialler.close()
+        await self._membership.leave(linger_s=0.0)
         await self._flush()
+        await self._membership.close()
         for link in list(self._roster.links):
             link.close(Bye(ByeReason.LEAVING, "its node has ended"))
         open_links = [link.closed for link in self._roster.links]
@@ -282,14 +308,40 @@ class Node:
 
     def _reach(self, peer: Peer) -> None:
         """Have a link to it if it can be had."""
+        self._learn_candidates(peer)
         self._dialler.keep(peer)
+
+    def _learn_candidates(self, peer: Peer) -> None:
+        meta = self._membership.meta_of(peer.node_id)
+        try:
+            gossiped = decode_candidates(meta) if meta else ()
+        except FrameError:
+            return
+        if gossiped != peer.gossiped:
+            peer.gossiped = gossiped
+            self._changed.notify()
+
+    def _is_alive(self, peer: Peer) -> bool:
+        return self._membership.state_of(peer.node_id) in (swim_state.State.ALIVE, swim_state.State.SUSPECT)
+
+    def _on_membership(self, event: swim_state.Event) -> None:
+        if isinstance(event, swim_state.MemberChanged):
+            for peer in self._roster.peers.values():
+                if peer.link is None:
+                    self._learn_candidates(peer)
+            role = self._roster.peers[event.node_id].role if event.node_id in self._roster.peers else ""
+            self._emit(MemberChanged(event.node_id, role, event.new.name.lower()))
+        elif isinstance(event, swim_state.UdpBlocked):
+            _log.info("UDP is blocked (%s %s): membership goes over the link", event.direction, event.node_id)
+        self._changed.notify()
 
     def _on_linked(self, peer: Peer) -> None:
         self._dialler.keep(peer)
-        self._names.link_up(peer.node_id)
+        meta = _meta(peer.candidates)
+        self._membership.link_up(peer.node_id, epoch=peer.epoch, udp=peer.udp_address(), meta=meta)
 
     def _on_unlinked(self, peer: Peer) -> None:
-        self._names.link_down(peer.node_id)
+        self._membership.link_down(peer.node_id)
 
     def _deliver(self, peer: Peer, mailbox_name: str, delivery: Delivery) -> None:
         if mailbox_name not in self._mailboxes and len(self._mailboxes) >= MAX_MAILBOXES:
@@ -312,6 +364,21 @@ class Node:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
+
+
+def _meta(candidates: Sequence[Candidate]) -> bytes:
+    """As many of them, the first first, as a member's meta holds."""
+    kept = list(candidates)
+    while len(encoded := encode_candidates(kept)) > MAX_META_BYTES:
+        kept.pop()
+    return encoded
+
+
+def _udp_candidates(meta: bytes) -> list[tuple[str, int]]:
+    try:
+        return [(one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port]
+    except FrameError:
+        return []  # a member that lies about itself is reached over its link, or not at all
 
 
 def outward_host(host: str) -> str:

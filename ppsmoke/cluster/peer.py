@@ -38,7 +38,7 @@ class Peer:
         self.epoch = 0
         self.endpoint: Endpoint | None = None  # where somebody told us to dial it
         self.candidates: tuple[Candidate, ...] = ()  # where it says it can be dialled
-        self.udp_address: tuple[str, int] | None = None
+        self.gossiped: tuple[Candidate, ...] = ()  # and where others say so: may be a lie, costs a dial in vain
         self.link: Link | None = None
         self.last_error: LinkError | None = None  # of the latest attempt to link
         self.refusal: LinkError | None = None  # HELLOs that do not fit: trying again is useless
@@ -81,6 +81,15 @@ class Peer:
 
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
+
+    def udp_address(self) -> tuple[str, int] | None:
+        """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
+        if self.link is None:
+            return None
+        port = self.link.hello.udp_port
+        if self.link.dialled and self.endpoint is not None:
+            port = self.endpoint.udp_port
+        return (self.link.remote_host, port) if port else None
 
     # --- links
 

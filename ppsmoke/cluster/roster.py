@@ -39,7 +39,6 @@ class Roster:
         self.on_unlinked: Callable[[Peer], None] = lambda peer: None
         self.on_heard: Callable[[Peer], None] = lambda peer: None
         self.on_datagram: Callable[[Peer, bytes], None] = lambda peer, data: None
-        self.on_restarted: Callable[[Peer], None] = lambda peer: None
         self._node_id = node_id
         self._context = context
         self._code_hash = code_hash
@@ -112,8 +111,6 @@ class Roster:
         link.closed.add_done_callback(lambda _: self.links.discard(link))
         self._generations.setdefault(link.peer.role, link.peer.generation)
         old = peer.attach(link)
-        if restarted:
-            self.on_restarted(peer)
         if old is not None and link.serves:
             old.close(Bye(ByeReason.DUPLICATE, "another link is kept"))
         self._emit(LinkUp(peer.node_id, peer.role, restarted))

@@ -91,9 +91,9 @@ class Session:
         stream = memoryview(b"".join((_HEAD.pack(total, len(name)), name, *pieces)))
         for start in range(0, len(stream), MAX_PAYLOAD_BYTES):
             payload = stream[start : start + MAX_PAYLOAD_BYTES]
-            flags = (FrameFlags.FIRST.value if start == 0 else 0) | (
-                FrameFlags.LAST.value if start + len(payload) == len(stream) else 0
-            )
+            flags = FrameFlags.FIRST if start == 0 else FrameFlags.NONE
+            if start + len(payload) == len(stream):
+                flags |= FrameFlags.LAST
             self._last_sequence += 1
             self._unsent.append(Chunk(self._last_sequence, flags, payload))
             self.unacked_bytes += len(payload) + _CHUNK_COST_BYTES
