@@ -20,13 +20,20 @@ LANES = 16  # rows of a matrix that lie side by side in memory: one AVX-512 regi
 GPU_GROUPS = (128, 64, 32, 16, 8)  # threads that share one row's sum; measured best: the largest that divides
 
 
+_enabled = Opt is not None
+
+
+def disable() -> None:
+    """Plain kernels from now on: a device or a shape refused an option."""
+    global _enabled
+    _enabled = False
+
+
 def packed_product(groups: int, inner: int, tokens: int) -> tuple[Any, ...]:
     """For a (groups, tokens, LANES) result summed over `inner`, weights packed (groups, inner, LANES): CPU.
 
     The lanes become vector registers; a few token rows or row groups beside them share each load.
     """
-    if Opt is None:
-        return ()
     if tokens == 1:  # axes: groups, lanes
         side = _largest((4, 3, 2), groups)
         return _options(("UPCAST", 1, LANES), ("UPCAST", 0, side), ("UNROLL", 0, _largest((4, 2), inner)))
@@ -39,7 +46,7 @@ def packed_product(groups: int, inner: int, tokens: int) -> tuple[Any, ...]:
 def row_product(inner: int) -> tuple[Any, ...]:
     """For a vector of sums over `inner`, weights in rows as stored: GPU. Many threads share a row, four weights each."""
     group = _largest(GPU_GROUPS, inner // 4) if inner % 4 == 0 else 1
-    return _options(("GROUP", 0, group), ("UNROLL", 0, 4)) if Opt is not None and group > 1 else ()
+    return _options(("GROUP", 0, group), ("UNROLL", 0, 4)) if group > 1 else ()
 
 
 def _largest(choices: tuple[int, ...], size: int) -> int:
@@ -47,4 +54,6 @@ def _largest(choices: tuple[int, ...], size: int) -> int:
 
 
 def _options(*named: tuple[str, int, int]) -> tuple[Any, ...]:
+    if not _enabled:
+        return ()
     return tuple(Opt(getattr(OptOps, name), axis, amount) for name, axis, amount in named if amount > 1)
