@@ -44,7 +44,7 @@ def packed_product(groups: int, inner: int, tokens: int) -> tuple[Any, ...]:
 
 
 def row_product(inner: int) -> tuple[Any, ...]:
-    """For a vector of sums over `inner`, weights in rows as stored: GPU. Many threads share a row, four weights each."""
+    """For a vector of sums over `inner`, weights in rows as stored: GPU. Many threads share a row."""
     group = _largest(GPU_GROUPS, inner // 4) if inner % 4 == 0 else 1
     return _options(("GROUP", 0, group), ("UNROLL", 0, 4)) if group > 1 else ()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from tinygrad import Tensor, UOp
 
+from ppsmoke.errors import InputError
 from ppsmoke.worker import kernel_options
 from ppsmoke.worker.compiled import Compiled, copy_in, copy_out
 from ppsmoke.worker.gguf import ByteSource, Gguf
@@ -80,8 +81,12 @@ class StageModel:
         device: str,
         progress: Progress,
     ) -> StageModel:
-        """Read, lay out and upload this stage's tensors, and no others. Raises GgufError or FetchError."""
+        """Read, lay out and upload this stage's tensors, and no others. Raises GgufError, InputError or FetchError."""
         config = LlamaConfig.from_gguf(gguf)
+        if num_stages > config.blocks:
+            raise InputError(
+                f"{num_stages} stages for a model of {config.blocks} blocks", hint=f"try --stages {config.blocks}"
+            )
         blocks_range = layer_range(config.blocks, stage, num_stages)
         context = min(max_context, config.context)
         place = Placement(device)
@@ -116,20 +121,21 @@ class StageModel:
     def is_last(self) -> bool:
         return self._head is not None
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, progress: Progress = lambda what, done, total: None) -> None:
         """Compile every step that a request can need; afterwards nothing is compiled any more."""
         try:
-            self._warm_up()
+            self._warm_up(progress)
         except kernel_options.KernelOptError:  # an option that does not fit this device or shape: plain kernels
             kernel_options.disable()
-            self._warm_up()
+            self._warm_up(progress)
         self.reset()
 
-    def _warm_up(self) -> None:
-        self._decode.warm_up()
-        self._prefill.warm_up()
-        if self._head is not None:
-            self._head.warm_up()
+    def _warm_up(self, progress: Progress) -> None:
+        steps = {"decode": self._decode, "prefill": self._prefill} | ({"head": self._head} if self._head else {})
+        for done, (name, step) in enumerate(steps.items()):
+            progress(f"compiling {name}", done, len(steps))
+            step.warm_up()
+        progress("compiled", len(steps), len(steps))
 
     def embed(self, token_ids: Sequence[int]) -> np.ndarray:
         """The tokens' rows of the embedding, (tokens, dim) float32. First stage only."""
