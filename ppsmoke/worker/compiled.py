@@ -5,41 +5,90 @@ The short cuts use TinyJit's and Buffer's insides; each checks that they are as 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tinygrad import Tensor, TinyJit, UOp
 
+from ppsmoke.worker.kernel_store import KernelStore
+
 
 class Compiled:
     """A function of tensors (and a position), compiled once and then called with any tensors of the same shapes.
 
     A captured graph does not check its variable: whoever calls must keep 0 <= position <= limit.
+    what: describes function and shapes for the store. bound: all later calls have the tensors of the warm-up, which
+    lets a GPU's graph be launched without updating its nodes.
     """
 
-    def __init__(self, function: Callable[..., Any], *, position_limit: int | None = None) -> None:
-        self.position_limit = position_limit
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        position_limit: int | None = None,
+        store: KernelStore,
+        what: dict[str, Any],
+        bound: bool = False,
+    ) -> None:
+        self._function = function
+        self._position_limit = position_limit
         # One variable per compiled function: another range under the same name would run past the cache silently.
         self._variable = None if position_limit is None else UOp.variable("position", 0, position_limit)
-        self._jit = TinyJit(function)
-        if getattr(self._jit, "cnt", None) == 0:
-            self._jit.cnt = 1  # capture in the first call: the uncaptured run before it would only cost time
+        self._store, self._what, self._bound = store, what, bound
+        self._is_bound = False
+        self._jit = self._new_jit()
+
+    def _new_jit(self) -> Any:
+        jit = TinyJit(self._function)
+        if getattr(jit, "cnt", None) == 0:
+            jit.cnt = 1  # capture in the first call: the uncaptured run before it would only cost time
+        return jit
 
     def warm_up(self, *tensors: Tensor) -> None:
-        """Compile everything: capture, then the first run of what was captured."""
-        for _ in range(3):
-            self(*tensors, position=0)
-            if getattr(self._jit, "captured", None) is not None and not self._jit.captured._first_run:
+        """Compile everything, or read it from the store; run it until no call does anything for the first time."""
+        with self._store.alone(self._what):
+            self._load_or_capture(tensors)
+
+    def _load_or_capture(self, tensors: tuple[Tensor, ...]) -> None:
+        if (stored := self._store.load(self._what)) is not None:
+            self._jit = stored
+            try:
+                self._first_runs(tensors)
+                return
+            except Exception as error:  # stored by another state of things than its description says
+                print(f"a stored step does not run and is compiled anew: {error!r:.200}", file=sys.stderr)
+                self._store.forget(self._what)
+                self._jit, self._is_bound = self._new_jit(), False
+        for _ in range(2):
+            self(*tensors)
+            if getattr(self._jit, "captured", None) is not None:
                 break
+        if getattr(self._jit, "captured", None) is not None:
+            self._store.save(self._what, self._jit)
+        self._first_runs(tensors)
+
+    def _first_runs(self, tensors: tuple[Tensor, ...]) -> None:
+        captured = getattr(self._jit, "captured", None)
+        buffers = [_buffer(tensor) for tensor in tensors]
+        if self._bound and captured is not None and None not in buffers and not captured.extra_view_inputs:
+            for (item, slot), index in captured._input_replace.items():
+                captured._jit_cache[item].bufs[slot] = buffers[index]
+            captured._input_replace.clear()
+            self._is_bound = True
+        for _ in range(2):
+            self(*tensors)
 
     def __call__(self, *tensors: Tensor, position: int = 0) -> Any:
-        if self.position_limit is not None and not 0 <= position <= self.position_limit:
-            raise ValueError(f"position {position} is outside 0..{self.position_limit}")
+        if self._position_limit is not None and not 0 <= position <= self._position_limit:
+            raise ValueError(f"position {position} is outside 0..{self._position_limit}")
         captured = getattr(self._jit, "captured", None)
-        buffers = [_buffer(tensor) for tensor in tensors] if captured is not None else []
-        if captured is not None and None not in buffers:
-            return captured(buffers, {} if self._variable is None else {"position": position})
+        if captured is not None:
+            values = {} if self._variable is None else {"position": position}
+            buffers = [] if self._is_bound else [_buffer(tensor) for tensor in tensors]
+            if None not in buffers:
+                return captured(buffers, values)
         if self._variable is None:
             return self._jit(*tensors)
         return self._jit(*tensors, self._variable.bind(position))

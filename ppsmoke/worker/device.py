@@ -6,6 +6,7 @@ tinygrad reads its environment once, at import: prepare() must come first. Impor
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib.util
 import os
 import platform
@@ -16,6 +17,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from ppsmoke.errors import EnvironmentLacks
+from ppsmoke.worker.fetch import cache_dir
 
 DEVICES = ("CPU", "CUDA")
 MIN_PYTHON = (3, 11)  # tinygrad 0.12.0
@@ -105,14 +107,33 @@ def _has_gpu() -> bool:
 
 
 def _choose_kernel_cache(environment: MutableMapping[str, str]) -> None:
-    """tinygrad fails at its first kernel if it cannot write its cache: do without one then."""
+    """A kernel cache of this machine's own, in our cache; without one where it cannot be written.
+
+    tinygrad's own is keyed by the source alone, and made for the compiling CPU alone: in a home shared by two kinds
+    of machine it would run the other's instructions.
+    """
     if "CACHEDB" in environment or "CACHELEVEL" in environment:
         return
-    default = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    folder = Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser(default), "tinygrad")
+    folder = cache_dir() / "kernels" / _machine_id(environment)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError:
-        environment["CACHELEVEL"] = "0"
+        environment["CACHELEVEL"] = "0"  # else tinygrad fails at its first kernel
+        return
+    environment["CACHEDB"] = str(folder / "cache.db")
+
+
+def _machine_id(environment: MutableMapping[str, str]) -> str:
+    """A short hash of the CPU and the compiler."""
+    seen = [platform.system(), platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        seen += [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    except OSError:
+        pass
+    if compiler := shutil.which(environment.get("CC") or "clang", path=environment.get("PATH")):
+        found = os.stat(compiler)
+        seen += [os.path.realpath(compiler), str(found.st_size), str(found.st_mtime_ns)]
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]

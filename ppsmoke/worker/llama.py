@@ -57,6 +57,18 @@ class LlamaConfig:
         _refuse_what_we_compute_wrongly(gguf, config)
         return config
 
+    def shape(self) -> dict[str, int | float]:
+        """What a compiled step depends on: no number of blocks or context, no rotary base."""
+        return {
+            "dim": self.dim,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "ffn_dim": self.ffn_dim,
+            "norm_eps": self.norm_eps,
+            "vocabulary": self.vocabulary,
+        }
+
     def tensor_shapes(self, block: int) -> dict[str, tuple[int, ...]]:
         """The shapes (rows, cols) of one block's tensors by their name in the file."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -15,6 +15,7 @@ from ppsmoke.errors import InputError
 from ppsmoke.worker import kernel_options
 from ppsmoke.worker.compiled import Compiled, copy_in, copy_out
 from ppsmoke.worker.gguf import ByteSource, Gguf
+from ppsmoke.worker.kernel_store import KernelStore
 from ppsmoke.worker.llama import Block, LlamaConfig, Shared, layer_range, multiply, rms_norm, rope_tables, run_block
 from ppsmoke.worker.weights import Embedding, PackedRows, Placement, Progress, Reader, load_block, stage_tensors
 
@@ -60,13 +61,16 @@ class StageModel:
         self.length = 0  # tokens in the KV cache
         self.weight_bytes = place.weight_bytes + (embedding.nbytes if embedding is not None else 0)
         self._embedding = embedding
-        self._head = _HeadStep(config, head, place) if head is not None else None
+        store = KernelStore.from_environment()
+        self._head = _HeadStep(config, head, place, store) if head is not None else None
         # On the CPU all blocks share one compiled block: compiling costs seconds of Python, a call 0.05 ms. On a GPU
         # the whole stage is one graph, because a graph's launch is what costs there.
         group = 1 if place.on_cpu else len(blocks)
         limit = cache_length(context, self.chunk)
-        self._decode = _BlockSteps(config, blocks, shared, place, tokens=1, length=limit, group=group)
-        self._prefill = _BlockSteps(config, blocks, shared, place, tokens=self.chunk, length=limit, group=group)
+        self._decode = _BlockSteps(config, blocks, shared, place, tokens=1, length=limit, group=group, store=store)
+        self._prefill = _BlockSteps(
+            config, blocks, shared, place, tokens=self.chunk, length=limit, group=group, store=store
+        )
         self._place = place
 
     @classmethod
@@ -131,8 +135,12 @@ class StageModel:
         self.reset()
 
     def _warm_up(self, progress: Progress) -> None:
-        steps = {"decode": self._decode, "prefill": self._prefill} | ({"head": self._head} if self._head else {})
-        for done, (name, step) in enumerate(steps.items()):
+        steps = [("decode", self._decode), ("prefill", self._prefill)]
+        if not self.is_first:  # the other way round, so that two stages that start together share the compiling
+            steps.reverse()
+        if self._head is not None:
+            steps.append(("head", self._head))
+        for done, (name, step) in enumerate(steps):
             progress(f"compiling {name}", done, len(steps))
             step.warm_up()
         progress("compiled", len(steps), len(steps))
@@ -209,6 +217,7 @@ class _BlockSteps:
         tokens: int,
         length: int,
         group: int,
+        store: KernelStore,
     ) -> None:
         self._tokens, self._dim = tokens, config.dim
         self._buffers = [place.zeros((tokens, config.dim)) for _ in range(2)]
@@ -216,18 +225,28 @@ class _BlockSteps:
             [tensor for block in blocks[start : start + group] for tensor in block.tensors()]
             for start in range(0, len(blocks), group)
         ]
+        # Everything in memory is an argument: what is captured holds no weights, and serves any block of this shape.
+        self._shared = [shared.cosines, shared.sines, shared.positions]
         per_block = len(blocks[0].tensors())
 
         def run_group(x: Tensor, out: Tensor, *rest: Tensor | UOp) -> None:
             *tensors, position = rest
-            for start in range(0, len(tensors), per_block):
+            shared = Shared(*tensors[:3])
+            for start in range(3, len(tensors), per_block):
                 x = run_block(x, Block(*tensors[start : start + per_block]), shared, config, position)
             out.assign(x).realize()
 
-        self._compiled = Compiled(run_group, position_limit=length - tokens)
+        what = {"step": "blocks", "device": place.device, "tokens": tokens, "length": length, "group": group}
+        self._compiled = Compiled(
+            run_group,
+            position_limit=length - tokens,
+            store=store,
+            what=what | config.shape(),
+            bound=len(self._groups) == 1,
+        )
 
     def warm_up(self) -> None:
-        self._compiled.warm_up(*self._buffers, *self._groups[0])
+        self._compiled.warm_up(*self._buffers, *self._shared, *self._groups[0])
 
     def run(self, hidden: np.ndarray, position: int) -> Tensor:
         """At most `tokens` rows of (., dim), padded with zeros; the tensor holds the result until the next call."""
@@ -236,7 +255,7 @@ class _BlockSteps:
             hidden = np.concatenate([hidden, np.zeros((self._tokens - len(hidden), self._dim), np.float32)])
         copy_in(x, hidden.astype(np.float32, copy=False))
         for tensors in self._groups:
-            self._compiled(x, out, *tensors, position=position)
+            self._compiled(x, out, *self._shared, *tensors, position=position)
             x, out = out, x
         return x
 
@@ -244,7 +263,7 @@ class _BlockSteps:
 class _HeadStep:
     """Norm, logits and argmax of one position, compiled."""
 
-    def __init__(self, config: LlamaConfig, head: Head, place: Placement) -> None:
+    def __init__(self, config: LlamaConfig, head: Head, place: Placement, store: KernelStore) -> None:
         self._head = head
         self._input = place.zeros((1, config.dim))
         self._logits: Tensor | None = None
@@ -253,7 +272,8 @@ class _HeadStep:
             logits = multiply(rms_norm(x, norm, config), output).reshape(-1).contiguous()
             return logits, logits.argmax().reshape(1).contiguous()
 
-        self._compiled = Compiled(run_head)
+        what = {"step": "head", "device": place.device}
+        self._compiled = Compiled(run_head, store=store, what=what | config.shape())
 
     def warm_up(self) -> None:
         self._compiled.warm_up(self._input, self._head.norm, self._head.output)
