@@ -16,7 +16,7 @@ LLAMA31_SYSTEM = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024
 
 # ChatML's default system text, a literal inside the template; its line breaks are real ones or Jinja's \n.
 _CHATML_SYSTEM = re.compile(r"<\|im_start\|>system(?:\n|\\n)([^'\"{}<>]+)<\|im_end\|>")
-_TRIMS = re.compile(r"content(?:'\]|\"\])?\s*(?:\|\s*trim|\.strip\(\))")
+_TRIMS = re.compile(r"""message(?:\.content|\[['"]content['"]\])\s*(?:\|\s*trim|\.strip\(\))""")
 
 
 class Part(NamedTuple):

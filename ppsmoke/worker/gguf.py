@@ -6,9 +6,11 @@ Format: ggml's docs/gguf.md. Knows nothing of where the bytes come from.
 
 from __future__ import annotations
 
+import array
 import hashlib
 import math
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -230,15 +232,18 @@ class _Header:
             return self.array(what, nesting)
         raise self.fail(f"{what} has the unknown value type {kind}")
 
-    def array(self, what: str, nesting: int) -> list[Any]:
+    def array(self, what: str, nesting: int) -> list[Any] | array.array[Any]:
+        """Numbers as an array.array, which takes the memory that they take in the file; the rest as a list."""
         kind = self.scalar("I", 4, what)
         if kind in SCALARS:
             code, length = SCALARS[kind]
             count = self.count(f"values in {what}", smallest_bytes=length)
             self.need(count * length, what)
-            values = struct.unpack_from(f"<{count}{code}", self.data, self.at)
+            values = array.array(code.replace("?", "B"), self.data[self.at : self.at + count * length])
+            if sys.byteorder == "big":
+                values.byteswap()
             self.at += count * length
-            return list(values)
+            return values
         if kind == STRING:
             return self.strings(self.count(f"strings in {what}", smallest_bytes=SMALLEST_STRING_BYTES), what)
         count = self.count(f"values in {what}", smallest_bytes=SMALLEST_ARRAY_BYTES)
@@ -326,7 +331,7 @@ def _tensor_info(row: _Row, header: _Header, data_start: int, alignment: int) ->
         raise header.fail(f"{what} has the type {named}", hint=f"types that can be computed: {', '.join(COMPUTABLE)}")
     if row.offset % alignment:
         raise header.fail(f"{what} is not aligned: offset {row.offset} is no multiple of {alignment}")
-    kind = kind or _GgmlType(f"type {row.type}", 1, 1)  # not needed, and never read
+    kind = kind or _GgmlType(f"type {row.type}", 1, 0)  # not needed, and never read
     if 0 in row.dims or row.dims[0] % kind.weights:
         raise header.fail(f"{what} has an impossible shape for {kind.name}: {row.dims}")
     nbytes = math.prod(row.dims) // kind.weights * kind.nbytes

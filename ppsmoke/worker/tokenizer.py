@@ -7,6 +7,7 @@ only decodes never pays for it.
 from __future__ import annotations
 
 import codecs
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -231,9 +232,9 @@ class TokenDecoder:
 
 def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     values = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+    if not isinstance(values, (list, array)) or not all(type(value) is kind for value in values):
         raise GgufError(f"tokenizer.ggml.{name} is missing or is no list of {kind.__name__}")
-    return values
+    return list(values)
 
 
 def _without_surrogates(text: str) -> str:

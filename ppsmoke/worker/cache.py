@@ -1,0 +1,193 @@
+"""The folder of what was downloaded: where it is, how processes take turns in it, what lies in it, how to clear it.
+
+models/NAME holds whole files, ranges/KEY/ the pieces of a file that is read over HTTP. Nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppsmoke.errors import EnvironmentLacks, FetchError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all (0: not known)
+
+LOCK_POLL_S = 0.2  # how often a waiting process looks, and tells its own reader that it still waits
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cache_dir() -> Path:
+    """$XDG_CACHE_HOME/ppsmoke, or ~/.cache/ppsmoke; a relative XDG_CACHE_HOME is ignored, as its specification says."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "ppsmoke"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a full disk or a forbidden folder into a FetchError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            hint = "free some space (ppsmoke cache --clear), or set XDG_CACHE_HOME to a larger disk"
+            raise FetchError(f"no space left for the cache in {path}", hint=hint) from error
+        raise FetchError(
+            f"the cache in {path} cannot be written: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder that can be written",
+        ) from error
+
+
+def make_dir(path: Path) -> Path:
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file alone. `waiting` is called again and again while another process holds it."""
+    fd = open_lock(path)
+    try:
+        wait_for_lock(fd, waiting=waiting)
+        yield
+    finally:
+        os.close(fd)
+
+
+def open_lock(path: Path) -> int:
+    if fcntl is None:
+        raise EnvironmentLacks("this system has no file locks", hint="on Windows, use WSL")
+    make_dir(path.parent)
+    with writing(path.parent):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def wait_for_lock(fd: int, *, waiting: Callable[[], None]) -> None:
+    """Take the lock alone. The kernel frees a dead holder's, and the caller of the caller has the deadline."""
+    while not try_lock(fd):
+        waiting()
+        time.sleep(LOCK_POLL_S)
+
+
+def try_lock(fd: int) -> bool:
+    return _taken(fd, fcntl.LOCK_EX)
+
+
+def share_lock(fd: int) -> bool:
+    """Hold it together with other readers; one that is held alone becomes shared."""
+    return _taken(fd, fcntl.LOCK_SH)
+
+
+def _taken(fd: int, operation: int) -> bool:
+    try:
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock_range(fd: int, start: int, length: int) -> bool:
+    """Take bytes of a file for this process alone."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
+
+
+def free_range(fd: int, start: int, length: int) -> None:
+    fcntl.lockf(fd, fcntl.LOCK_UN, length, start)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something in the cache; bytes is what it takes on the disk (a file with holes takes less than its length)."""
+
+    name: str
+    path: Path
+    bytes: int
+
+
+def entries() -> list[Entry]:
+    """What lies in the cache, the largest first; an empty list if there is none."""
+    found = [
+        Entry(path.name, path, _disk_bytes(path))
+        for folder in ("models", "ranges")
+        for path in _listing(cache_dir() / folder)
+        if not path.name.startswith(".")
+    ]
+    return sorted(found, key=lambda entry: (-entry.bytes, entry.name))
+
+
+def clear() -> tuple[int, list[Entry]]:
+    """Remove all that no process uses. Returns the bytes freed and the entries that are left, being in use."""
+    freed, left = 0, []
+    for entry in entries():
+        if _remove(entry):
+            freed += entry.bytes
+        else:
+            left.append(entry)
+    return freed, left
+
+
+def lock_path(entry: Path) -> Path:
+    """The lock of a cache entry: beside it, so that removing the entry leaves the lock to those who wait for it."""
+    return entry.parent / f".{entry.name}.lock"
+
+
+def _remove(entry: Entry) -> bool:
+    fd = open_lock(lock_path(entry.path))
+    try:
+        if not try_lock(fd):
+            return False
+        with writing(entry.path):
+            if entry.path.is_dir():
+                shutil.rmtree(entry.path)
+            else:
+                entry.path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else _listing(path)
+    total = 0
+    for file in files:
+        try:
+            total += file.stat().st_blocks * 512  # stat(2): always 512, whatever the block size
+        except OSError:
+            continue  # gone since it was listed
+    return total
+
+
+def folder_bytes(folder: Path) -> int:
+    """The length of all files below a folder, of those that have not gone meanwhile."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total
