@@ -69,7 +69,8 @@ def serve(requests: BinaryIO, replies: BinaryIO, environment: MutableMapping[str
     except (
         Exception
     ) as error:  # whatever a damaged file makes tinygrad raise: the person who started the run must see it
-        traceback.print_exc(file=sys.stderr)
+        if not isinstance(error, SmokeError):
+            traceback.print_exc(file=sys.stderr)
         _send(replies, {"status": "failed", "error": _failure(error)})
         return 1
     while (line := requests.readline(MAX_LINE_BYTES)) != b"":
