@@ -23,6 +23,7 @@ from ppsmoke.rent.loopback import LoopbackFleet
 from ppsmoke.report.progress import NORMAL, QUIET, VERBOSE, Progress, open_log, state_dir
 from ppsmoke.report.summary import RunRecord
 from ppsmoke.settings import LOOPBACK_MODEL, WIRE_DTYPES, Settings
+from ppsmoke.worker import cache  # files only: loads neither numpy nor tinygrad
 
 MAX_PROMPT_BYTES = 16 << 20
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,9 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     package = commands.add_parser("package", help="write this code as a single file that Python runs")
     package.add_argument("-o", "--output", type=Path, default=Path("ppsmoke.pyz"), metavar="FILE")
     package.set_defaults(command=_package)
-    cache = commands.add_parser("cache", help="show the models kept on this machine, or remove them")
-    cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
-    cache.set_defaults(command=_cache)
+    kept = commands.add_parser("cache", help="show the models kept on this machine, or remove them")
+    kept.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    kept.set_defaults(command=_cache)
     return parser
 
 
@@ -237,15 +238,16 @@ def _commit() -> str:
 
 
 def _cache(arguments: argparse.Namespace) -> int:
-    from ppsmoke.worker import fetch  # reads files only; loads neither numpy nor tinygrad
-
-    entries = fetch.cached()
+    entries = cache.entries()
     for entry in entries:
-        print(f"{entry.bytes / 1e6:10.1f} MB  {entry.path}")
+        print(f"{entry.bytes / 1e6:10.1f} MB  {entry.name}  {entry.path}")
+    print(f"{sum(entry.bytes for entry in entries) / 1e6:10.1f} MB in {cache.cache_dir()}")
     if arguments.action == "clear":
-        fetch.clear_cache()
-    print(f"{sum(entry.bytes for entry in entries) / 1e6:10.1f} MB in {fetch.cache_dir()}", end="")
-    print(", removed" if arguments.action == "clear" else "")
+        freed, left = cache.clear()
+        print(f"{freed / 1e6:10.1f} MB removed")
+        for entry in left:
+            print(f"{entry.name} is in use and stays", file=sys.stderr)
+        return 1 if left else 0
     return 0
 
 

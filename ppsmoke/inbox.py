@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ppsmoke.cluster.node import Mailbox, Node
+from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, MessageError, StageError
 from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, decode
 from ppsmoke.report.progress import Progress

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from ppsmoke import models
+from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.identity import RunAuthority
-from ppsmoke.cluster.node import Address, Node
+from ppsmoke.cluster.node import Node
 from ppsmoke.errors import SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
 from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, encode
-from ppsmoke.pipeline.stage import may_own, model_terms, stage_role
+from ppsmoke.pipeline.names import (
+    ENTRY_NAME,
+    EXIT_NAME,
+    ORCHESTRATOR_MAILBOX,
+    ORCHESTRATOR_ROLE,
+    may_own,
+    stage_name,
+    stage_role,
+)
 from ppsmoke.rent.fleet import Fleet, StageSpec
 from ppsmoke.report.progress import Progress
 from ppsmoke.settings import Settings
@@ -63,7 +73,7 @@ class Pipeline:
         deadline = deadline.capped(deadline.remaining(), phase="ask")
         request = InferenceRequest(
             request_id=self._asked,
-            reply_to=str(self._node.address("orchestrator")),
+            reply_to=str(self._node.address(ORCHESTRATOR_MAILBOX)),
             prompt=prompt,
             max_tokens=max_tokens,
             raw=raw,
@@ -94,15 +104,15 @@ async def stages_up(
     try:
         async with (
             Node.listening(
-                authority.mint("orchestrator"),
+                authority.mint(ORCHESTRATOR_ROLE),
                 cluster_key=derive(settings.run_key, "cluster"),
                 code_hash=code_hash(),
-                model=terms_of(settings),
-                may_own=may_own,
+                model=models.fingerprint(settings.model),
+                may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
             rented(fleet, stage_specs(settings, authority, node), progress, deadline),
         ):
-            inbox = Inbox(node.mailbox("orchestrator"), progress, settings.num_stages)
+            inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
             async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
                 entry = await _gather(settings, node, fleet, inbox, progress, deadline)
                 async with running(node.guard(list(inbox.stage_nodes)), name="watch over links"):
@@ -146,11 +156,14 @@ async def _gather(
     progress.say(f"{settings.num_stages} stages joined")
 
     progress.phase("resolve")
-    names = ["pp-entry", "pp-exit", *(f"pp-stage-{stage}" for stage in range(settings.num_stages))]
+    stage_names = [stage_name(stage) for stage in range(settings.num_stages)]
     resolving = deadline.capped(RESOLVE_BUDGET_S, phase="resolve")
-    addresses = {name: await resolving.wait(node.resolve(name), doing=f"looking up {name}") for name in names}
-    inbox.stage_nodes = {addresses[f"pp-stage-{stage}"].node_id: stage for stage in range(settings.num_stages)}
-    return addresses["pp-entry"]
+    addresses = {
+        name: await resolving.wait(node.resolve(name), doing=f"looking up {name}")
+        for name in (ENTRY_NAME, EXIT_NAME, *stage_names)
+    }
+    inbox.stage_nodes = {addresses[name].node_id: stage for stage, name in enumerate(stage_names)}
+    return addresses[ENTRY_NAME]
 
 
 async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
@@ -165,13 +178,6 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await cancel_and_reap(told, lost)
 
 
-def terms_of(settings: Settings) -> str:
-    """What both ends of a link must agree on besides the code, as a hash: model, split, context, wire."""
-    return model_terms(
-        models.fingerprint(settings.model), settings.num_stages, settings.max_context, settings.wire_dtype
-    )
-
-
 def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list[StageSpec]:
     """A spec for each stage: its identity, and the environment of design, "Environment of a stage node"."""
     lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
@@ -182,7 +188,7 @@ def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list
             "STAGE": str(stage),
             "NUM_STAGES": str(settings.num_stages),
             "SEED_ADDR": node.node_id,  # no host: the stage waits to be dialled
-            "MODEL": models.absolute(settings.model),
+            "MODEL": _as_seen_anywhere(settings.model),
             "PPSMOKE_NODE_RUN_ID": settings.run_id,
             "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
             "PPSMOKE_NODE_CLUSTER_KEY": derive(settings.run_key, "cluster").hex(),
@@ -194,3 +200,9 @@ def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list
         }
         specs.append(StageSpec(stage=stage, identity=identity, environment=environment))
     return specs
+
+
+def _as_seen_anywhere(model: str) -> str:
+    """The model's reference, a path made absolute. Raises InputError for what is neither path, name nor URL."""
+    resolved = models.resolve(model)
+    return str(resolved.resolve()) if isinstance(resolved, Path) else model

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.identity import Identity
-from ppsmoke.cluster.node import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ is the proof that all of it is gone.
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.util
 import json
 import os
@@ -18,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from ppsmoke.cluster.node import Endpoint
+from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.errors import DestroyFailed, EnvironmentLacks, StageError
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import StageSpec
@@ -238,7 +239,9 @@ class _StageProcess:
 
 
 def _certificates_json(spec: StageSpec) -> bytes:
-    return spec.identity.certificates_json().encode()
+    """What a node reads from PPSMOKE_NODE_CERTS; nothing in it is secret."""
+    certificates = {"ca": spec.identity.ca_der, "leaf": spec.identity.leaf_der}
+    return json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}).encode()
 
 
 def _pipe_holding(data: bytes) -> int:
