@@ -108,7 +108,8 @@ class HttpSource:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._open_files(flags=os.O_CREAT | os.O_TRUNC)
                 os.truncate(self._data_fd, self.size)
-                os.truncate(self._have_fd, -(-self.size // SEGMENT_BYTES))
+                # Written, not left as a hole: marking a segment must not fail on a full disk.
+                os.pwrite(self._have_fd, bytes(-(-self.size // SEGMENT_BYTES)), 0)
                 self._store(0, first)
                 self._mark([0])
                 self._write_meta()
