@@ -28,6 +28,7 @@ Waiting = Callable[[], int]
 
 PATIENCE_S = 120.0  # with a holder that gets no further: above what a server may take that answers nothing five times
 LOCK_POLL_S = 0.2  # how often a waiting process looks, and tells its own reader that it still waits
+UNFINISHED_PREFIX = ".download-"  # models/.download-NAME-RANDOM: a folder while NAME is being downloaded
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -138,7 +139,7 @@ def entries() -> list[Entry]:
         Entry(path.name, path, _disk_bytes(path))
         for folder in ("models", "ranges")
         for path in _listing(cache_dir() / folder)
-        if not path.name.startswith(".")
+        if not path.name.startswith(".") or path.name.startswith(UNFINISHED_PREFIX)
     ]
     return sorted(found, key=lambda entry: (-entry.bytes, entry.name))
 
@@ -156,7 +157,10 @@ def clear() -> tuple[int, list[Entry]]:
 
 def lock_path(entry: Path) -> Path:
     """The lock of a cache entry: beside it, so that removing the entry leaves the lock to those who wait for it."""
-    return entry.parent / f".{entry.name}.lock"
+    name = entry.name
+    if name.startswith(UNFINISHED_PREFIX):  # the download holds the lock of what it will become
+        name = name.removeprefix(UNFINISHED_PREFIX).rpartition("-")[0]
+    return entry.parent / f".{name}.lock"
 
 
 def _remove(entry: Entry) -> bool:
@@ -182,7 +186,7 @@ def _listing(folder: Path) -> list[Path]:
 
 
 def _disk_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else _listing(path)
+    files = [path] if path.is_file() else [Path(base, name) for base, _, names in os.walk(path) for name in names]
     total = 0
     for file in files:
         try:

