@@ -43,11 +43,11 @@ def test_two_stages_answer_over_real_links_twice_and_end_with_their_lifeline(tmp
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_a_node_with_its_worker(tmp_path, number):
     async def scenario():
-        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="hang@1,child@load") as lab:
+        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="child@1,hang@1") as lab:
             await lab.gather()
-            await lab.request("hello")  # the worker is busy from now on
-            await lab.until("ready")
+            await lab.request("hello")
             stage = lab.stages[0]
+            await asyncio.to_thread(until, lambda: len(stage.pids) == 2, within_s=10)  # the worker is busy from now on
             os.kill(stage.process.pid, number)
             status = await stage.wait()
             return status, [is_alive(pid) for pid in stage.pids], len(stage.pids), stage.stderr
@@ -109,11 +109,11 @@ def check_lacking(tmp_path, cause):
 
 def test_the_nodes_worker_ends_when_the_node_is_killed(tmp_path):
     async def scenario():
-        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="hang@1,child@load") as lab:
+        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="child@1,hang@1") as lab:
             await lab.gather()
             await lab.request("hello")
-            await lab.until("ready")
             stage = lab.stages[0]
+            await asyncio.to_thread(until, lambda: len(stage.pids) == 2, within_s=10)
             stage.process.kill()
             await stage.wait()
             pids = stage.pids
