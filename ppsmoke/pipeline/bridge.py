@@ -106,11 +106,14 @@ class Bridge:
         return reply
 
     async def close(self) -> None:
-        """End the worker and all it started: end of input, a grace, then SIGKILL to its group. May be called again."""
+        """End the worker and all it started: end of input, a grace, then SIGKILL to its group. May be called again.
+        One that loads or computes does not look at its input, and nobody waits for the result: it gets no grace."""
         if not self._died.is_set():
+            is_idle = self.ready.done() and not self._calls
             self._cause = self._cause or "ended by its node"
             self._requests.close()
-            await asyncio.wait({self._burial}, timeout=CLOSE_GRACE_S)
+            if is_idle:
+                await asyncio.wait({self._burial}, timeout=CLOSE_GRACE_S)
             self._kill(self._cause)
         await asyncio.shield(self._burial)
 

@@ -87,8 +87,9 @@ class StageProcess:
 class Lab:
     """The orchestrator's node, and its stages."""
 
-    def __init__(self, node: Node, stages: list[StageProcess]) -> None:
+    def __init__(self, node: Node, stages: list[StageProcess], node_stack: AsyncExitStack) -> None:
         self.node, self.stages = node, stages
+        self.leave = node_stack.aclose  # the orchestrator's node ends, and tells the others
         self.mailbox = node.mailbox(ORCHESTRATOR_MAILBOX)
         self.statuses: list[StageStatus] = []
 
@@ -141,7 +142,8 @@ async def lab(
     run_key = new_run_key()
     authority, cluster_key = RunAuthority(run_key), derive(run_key, "cluster")
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(
+        node_stack = await stack.enter_async_context(AsyncExitStack())
+        node = await node_stack.enter_async_context(
             Node.listening(
                 authority.mint("orchestrator"),
                 cluster_key=cluster_key,
@@ -174,10 +176,10 @@ async def lab(
                 **(environments or {}).get(stage, {}),
             }
             process = StageProcess(own, pids)
-            stack.callback(process.end)
+            stack.push_async_callback(asyncio.to_thread, process.end)
             stages.append(process)
         await asyncio.gather(*(process.first_line() for process in stages))
-        yield Lab(node, stages)
+        yield Lab(node, stages, node_stack)
     for process in stages:
         for pgid in (process.process.pid, *process.pids[:1]):
             until(lambda pgid=pgid: group_is_empty(pgid), within_s=3)  # the resource tracker is the last to go
