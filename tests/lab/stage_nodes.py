@@ -136,9 +136,17 @@ class Lab:
 
 @asynccontextmanager
 async def lab(
-    tmp_path: Path, num_stages: int, *, environments: dict[int, dict[str, str]] | None = None, **environment: str
+    tmp_path: Path,
+    num_stages: int,
+    *,
+    seed: str = "",
+    environments: dict[int, dict[str, str]] | None = None,
+    **environment: str,
 ) -> AsyncIterator[Lab]:
-    """Node processes that listen, not yet gathered. At the end all have ended: that nothing is left is asserted."""
+    """Node processes that listen, not yet gathered. At the end all have ended: that nothing is left is asserted.
+
+    seed: addresses for SEED_ADDR, "{own}" in it being the orchestrator's; none: it dials them.
+    """
     run_key = new_run_key()
     authority, cluster_key = RunAuthority(run_key), derive(run_key, "cluster")
     async with AsyncExitStack() as stack:
@@ -163,7 +171,7 @@ async def lab(
                 "PATH": os.environ["PATH"],
                 "STAGE": str(stage),
                 "NUM_STAGES": str(num_stages),
-                "SEED_ADDR": node.node_id,
+                "SEED_ADDR": node.node_id + seed.replace("{own}", f"127.0.0.1:{node.tcp_port}"),
                 "MODEL": MODEL,
                 "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
                 "PPSMOKE_NODE_CLUSTER_KEY": cluster_key.hex(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,9 @@ import time
 
 import pytest
 
-from tests.lab import stage_nodes, still_worker
+from ppsmoke.cluster.identity import RunAuthority
+from ppsmoke.stage_node import main
+from tests.lab import hop_bench, stage_nodes, still_worker
 from tests.lab.processes import is_alive, until
 
 
@@ -163,12 +167,6 @@ def test_a_node_ends_with_its_orchestrator(tmp_path):
     ],
 )
 def test_an_environment_that_does_not_fit_is_one_line_with_the_variable(tmp_path, capsys, variable, value, words):
-    import base64
-    import json
-
-    from ppsmoke.cluster.identity import RunAuthority
-    from ppsmoke.stage_node import main
-
     identity = RunAuthority(bytes(32)).mint("stage-0-of-2")
     (tmp_path / "certs.json").write_text(
         json.dumps(
@@ -204,3 +202,20 @@ def test_a_node_with_closed_standard_files_starts(tmp_path):
         timeout=20,
     )
     assert (found.returncode, found.stdout) == (1, b"")
+
+
+@pytest.mark.slow
+def test_a_node_dials_its_seed_at_the_second_address_when_the_first_is_deaf(tmp_path):
+    async def scenario():
+        async with stage_nodes.lab(tmp_path, 1, seed="@127.0.0.1:9,{own}") as lab:
+            return await lab.until("ready")
+
+    assert asyncio.run(scenario()).stage == 0
+
+
+@pytest.mark.slow
+def test_the_hop_benchmark_prints_every_part(capsys):
+    asyncio.run(hop_bench.main(width=64, rounds=60))
+    out = capsys.readouterr().out
+    for part in ("codec", "JSON and base64", "bridge", "TLS link", "one hop", "a token of two stages"):
+        assert f"\n{part}" in out
