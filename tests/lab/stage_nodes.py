@@ -134,6 +134,26 @@ class Lab:
                     return message
 
 
+def stage_environment(authority: RunAuthority, folder: Path, stage: int, num_stages: int) -> dict[str, str]:
+    """All of a stage node's environment but where its cluster is; its certificates are written to the folder."""
+    identity = authority.mint(stage_role(stage, num_stages))
+    certificates = {"ca": identity.ca_der, "leaf": identity.leaf_der}
+    path = folder / f"certs-{stage}.json"
+    path.write_text(json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}))
+    return {
+        "PATH": os.environ["PATH"],
+        "STAGE": str(stage),
+        "NUM_STAGES": str(num_stages),
+        "MODEL": MODEL,
+        "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
+        "PPSMOKE_NODE_CERTS": str(path),
+        "PPSMOKE_NODE_LIFETIME_S": "60",
+        "PPSMOKE_NODE_LIFELINE": "stdin",
+        "PPSMOKE_NODE_WORKER": still_worker.TARGET,
+        "STILL_PIDS": str(folder / f"pids-{stage}"),
+    }
+
+
 @asynccontextmanager
 async def lab(
     tmp_path: Path,
@@ -162,28 +182,11 @@ async def lab(
         )
         stages = []
         for stage in range(num_stages):
-            identity = authority.mint(stage_role(stage, num_stages))
-            certificates = {"ca": identity.ca_der, "leaf": identity.leaf_der}
-            path = tmp_path / f"certs-{stage}.json"
-            path.write_text(json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}))
-            pids = tmp_path / f"pids-{stage}"
-            own = {
-                "PATH": os.environ["PATH"],
-                "STAGE": str(stage),
-                "NUM_STAGES": str(num_stages),
-                "SEED_ADDR": node.node_id + seed.replace("{own}", f"127.0.0.1:{node.tcp_port}"),
-                "MODEL": MODEL,
-                "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
-                "PPSMOKE_NODE_CLUSTER_KEY": cluster_key.hex(),
-                "PPSMOKE_NODE_CERTS": str(path),
-                "PPSMOKE_NODE_LIFETIME_S": "60",
-                "PPSMOKE_NODE_LIFELINE": "stdin",
-                "PPSMOKE_NODE_WORKER": still_worker.TARGET,
-                "STILL_PIDS": str(pids),
-                **environment,
-                **(environments or {}).get(stage, {}),
-            }
-            process = StageProcess(own, pids)
+            own = stage_environment(authority, tmp_path, stage, num_stages)
+            own["PPSMOKE_NODE_CLUSTER_KEY"] = cluster_key.hex()
+            own["SEED_ADDR"] = node.node_id + seed.replace("{own}", f"127.0.0.1:{node.tcp_port}")
+            own |= {**environment, **(environments or {}).get(stage, {})}
+            process = StageProcess(own, Path(own["STILL_PIDS"]))
             stack.push_async_callback(asyncio.to_thread, process.end)
             stages.append(process)
         await asyncio.gather(*(process.first_line() for process in stages))
