@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Iterator
 from importlib import resources
@@ -30,6 +31,15 @@ def source_files() -> list[tuple[str, bytes]]:
                 yield f"{path}/{entry.name}", entry.read_bytes()
 
     return sorted(walk(resources.files("ppsmoke"), "ppsmoke"))
+
+
+def own_command() -> tuple[list[str], dict[str, str]]:
+    """How to start ourselves again: the command's first words, and the environment variables that it needs."""
+    above = Path(__file__).resolve().parent.parent
+    if above.is_file():  # a zipapp: it is its own folder
+        return [sys.executable, str(above)], {}
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return [sys.executable, "-m", "ppsmoke"], {"PYTHONPATH": os.pathsep.join([str(above), *inherited])}
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing import resource_tracker
@@ -39,6 +38,7 @@ class Bridge:
         self.ready: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.lost: asyncio.Future[WorkerLost] = loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # marks it as seen
+        self.pid: int = process.pid
         self._process = process
         self._stage = stage
         self._on_progress = on_progress
@@ -82,10 +82,6 @@ class Bridge:
             raise
         return bridge
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def stderr_tail(self) -> str:
         """The last lines of the worker's stderr, bounded."""
         return self._tail.text()
@@ -119,6 +115,8 @@ class Bridge:
         await asyncio.shield(self._burial)
 
     def _on_line(self, line: bytes) -> None:
+        if self._cause:  # it is being ended: whatever else it says is not to be trusted
+            return
         try:
             reply = json.loads(line)
         except ValueError:
@@ -166,7 +164,7 @@ class Bridge:
             return
         self._cause = self._cause or cause
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:  # it leads no session yet: its first 100 ms
             self._process.kill()
 
@@ -174,7 +172,7 @@ class Bridge:
         """The process has ended. Its group goes before it is reaped: until then its id belongs to nobody else."""
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
             pass
         self._died.set()
@@ -187,7 +185,8 @@ class Bridge:
             end.cancel()
         self._tail.flush()
         await asyncio.to_thread(self._process.join)  # it has ended, so this reaps at once
-        error = self._obituary()
+        error = self._obituary(self._process.exitcode)
+        self._process.close()
         for pipe in self._pipes:
             pipe.close()
         if not self.ready.done():
@@ -198,8 +197,7 @@ class Bridge:
                 answer.set_exception(error)
         self.lost.set_result(error)
 
-    def _obituary(self) -> WorkerLost:
-        code = self._process.exitcode
+    def _obituary(self, code: int) -> WorkerLost:
         how = f"killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"exited with status {code}"
         cause = self._cause or f"the worker was {how}" if code < 0 else self._cause or f"the worker {how}"
         hint = ""

@@ -43,7 +43,7 @@ class LineReader(asyncio.Protocol):
 
 
 class StderrTail:
-    """A worker's stderr: every line goes on to ours with a prefix, and the last ones are kept for the error's detail."""
+    """A worker's stderr: its lines go on to ours with a prefix, and the last are kept for an error's detail."""
 
     MAX_LINE_BYTES = 8 << 10
     MAX_TAIL_BYTES = 16 << 10
@@ -54,7 +54,7 @@ class StderrTail:
         self._size = 0
 
     def add(self, line: bytes) -> None:
-        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
+        text = line[-self.MAX_LINE_BYTES :].decode("utf-8", "backslashreplace").rstrip("\r")
         self._lines.append(text)
         self._size += len(text) + 1
         while self._size > self.MAX_TAIL_BYTES and len(self._lines) > 1:

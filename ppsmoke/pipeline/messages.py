@@ -15,22 +15,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 from ppsmoke.errors import MessageError
 
-STAGE_MAILBOX = "stage"
-ORCHESTRATOR_MAILBOX = "orchestrator"
-ENTRY_NAME = "pp-entry"
-EXIT_NAME = "pp-exit"
-
 Dtype = Literal["bfloat16", "float16", "float32"]
 State = Literal["loading", "ready", "prefill", "token", "failed"]
 FinishReason = Literal["stop", "length"]
 ITEM_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NO_TOKEN = -1
 _ADDRESS = re.compile(r"[0-9a-f]{16}/[A-Za-z0-9._-]{1,64}")
-
-
-def stage_name(stage: int) -> str:
-    """The name that stage i registers, the specification's `pp-stage-{i}`."""
-    return f"pp-stage-{stage}"
 
 
 def _scalar(code: str) -> Any:

@@ -23,7 +23,12 @@ except ImportError:  # Windows
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all (0: not known)
 
+# Called again and again while another process holds a lock; returns how far that one is, in any unit.
+Waiting = Callable[[], int]
+
+PATIENCE_S = 120.0  # with a holder that gets no further: above what a server may take that answers nothing five times
 LOCK_POLL_S = 0.2  # how often a waiting process looks, and tells its own reader that it still waits
+UNFINISHED_PREFIX = ".download-"  # models/.download-NAME-RANDOM: a folder while NAME is being downloaded
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,11 +60,11 @@ def make_dir(path: Path) -> Path:
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file alone. `waiting` is called again and again while another process holds it."""
+def locked(path: Path, *, waiting: Waiting) -> Iterator[None]:
+    """Hold the lock file alone, once nobody else does. Raises FetchError like wait_until."""
     fd = open_lock(path)
     try:
-        wait_for_lock(fd, waiting=waiting)
+        wait_until(lambda: try_lock(fd), waiting=waiting)
         yield
     finally:
         os.close(fd)
@@ -73,10 +78,17 @@ def open_lock(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def wait_for_lock(fd: int, *, waiting: Callable[[], None]) -> None:
-    """Take the lock alone. The kernel frees a dead holder's, and the caller of the caller has the deadline."""
-    while not try_lock(fd):
-        waiting()
+def wait_until(taken: Callable[[], bool], *, waiting: Waiting) -> None:
+    """Try to take a lock until it works. The kernel frees a dead holder's; raises FetchError if a living one does
+    not get on."""
+    seen, changed_at = -1, time.monotonic()
+    while not taken():
+        measure = waiting()
+        if measure != seen:
+            seen, changed_at = measure, time.monotonic()
+        elif time.monotonic() - changed_at > PATIENCE_S:
+            cause = f"another process holds what is needed in {cache_dir()} and got no further in {PATIENCE_S:g} s"
+            raise FetchError(cause, hint="end that process and try again")
         time.sleep(LOCK_POLL_S)
 
 
@@ -85,7 +97,7 @@ def try_lock(fd: int) -> bool:
 
 
 def share_lock(fd: int) -> bool:
-    """Hold it together with other readers; one that is held alone becomes shared."""
+    """Hold it together with other readers."""
     return _taken(fd, fcntl.LOCK_SH)
 
 
@@ -127,7 +139,7 @@ def entries() -> list[Entry]:
         Entry(path.name, path, _disk_bytes(path))
         for folder in ("models", "ranges")
         for path in _listing(cache_dir() / folder)
-        if not path.name.startswith(".")
+        if not path.name.startswith(".") or path.name.startswith(UNFINISHED_PREFIX)
     ]
     return sorted(found, key=lambda entry: (-entry.bytes, entry.name))
 
@@ -145,7 +157,10 @@ def clear() -> tuple[int, list[Entry]]:
 
 def lock_path(entry: Path) -> Path:
     """The lock of a cache entry: beside it, so that removing the entry leaves the lock to those who wait for it."""
-    return entry.parent / f".{entry.name}.lock"
+    name = entry.name
+    if name.startswith(UNFINISHED_PREFIX):  # the download holds the lock of what it will become
+        name = name.removeprefix(UNFINISHED_PREFIX).rpartition("-")[0]
+    return entry.parent / f".{name}.lock"
 
 
 def _remove(entry: Entry) -> bool:
@@ -171,7 +186,7 @@ def _listing(folder: Path) -> list[Path]:
 
 
 def _disk_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else _listing(path)
+    files = [path] if path.is_file() else [Path(base, name) for base, _, names in os.walk(path) for name in names]
     total = 0
     for file in files:
         try:

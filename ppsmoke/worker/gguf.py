@@ -11,6 +11,7 @@ import hashlib
 import math
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,10 @@ class ByteSource(Protocol):
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly length bytes, or an error."""
+        ...
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """These (offset, length) ranges will be read: a remote source brings them with few requests."""
         ...
 
 

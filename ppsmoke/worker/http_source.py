@@ -100,27 +100,30 @@ class HttpSource:
 
     def _open(self, expected_bytes: int | None) -> None:
         """Open the cached file, or begin it with the first segment, whose answer tells the file's length."""
-        cache.wait_for_lock(self._lock_fd, waiting=self._tell_waiting)
-        meta = self._read_meta()
-        first = b"" if meta else self._retrying(0, self._first_segment)
-        with writing(self._folder):
-            if meta is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._open_files(flags=os.O_CREAT | os.O_TRUNC)
-                os.truncate(self._data_fd, self.size)
-                os.truncate(self._have_fd, -(-self.size // SEGMENT_BYTES))
-                self._store(0, first)
-                self._mark([0])
-                self._write_meta()
-            else:
+        # From here on nobody clears it while we read.
+        cache.wait_until(lambda: cache.share_lock(self._lock_fd), waiting=self._tell_waiting)
+        begin_lock = self._folder.parent / f".{self._folder.name}.begin"
+        with cache.locked(begin_lock, waiting=self._tell_waiting):
+            if meta := self._read_meta():
                 self.size, self._etag = meta["size"], meta["etag"]
-                self._open_files(flags=0)
+                with writing(self._folder):
+                    self._open_files(flags=0)
+            else:
+                self._begin(self._retrying(0, self._first_segment))
         if expected_bytes is not None and self.size != expected_bytes:
             hint = "ppsmoke cache --clear, and try again; if that does not help, the server has another file"
             raise FetchError(f"{self.name} has {self.size} bytes instead of {expected_bytes}", hint=hint)
-        while not cache.share_lock(self._lock_fd):  # nobody clears it while we read
-            self._tell_waiting()
-            self._pause(cache.LOCK_POLL_S)
+
+    def _begin(self, first: bytes) -> None:
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._open_files(flags=os.O_CREAT | os.O_TRUNC)
+            os.truncate(self._data_fd, self.size)
+            # Written, not left as a hole: marking a segment must not fail on a full disk.
+            os.pwrite(self._have_fd, bytes(-(-self.size // SEGMENT_BYTES)), 0)
+            self._store(0, first)
+            self._mark([0])
+            self._write_meta()
 
     def _open_files(self, *, flags: int) -> None:
         self._data_fd = os.open(self._folder / "data", os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
@@ -167,16 +170,15 @@ class HttpSource:
     def _segment_bytes(self, number: int) -> int:
         return min(SEGMENT_BYTES, self.size - number * SEGMENT_BYTES)
 
-    def _tell_waiting(self) -> None:
+    def _tell_waiting(self) -> int:
         self._progress(f"waiting for another process that reads {self.url.file_name}", self.bytes_read, self._planned)
+        return os.pread(self._have_fd, os.fstat(self._have_fd).st_size, 0).count(_PRESENT) if self._have_fd >= 0 else 0
 
     # The network
 
     def _bring(self, first: int, count: int) -> None:
         """Fetch a window of segments; another process may be doing just that, or part of it."""
-        while not cache.try_lock_range(self._have_fd, first, count):
-            self._tell_waiting()
-            self._pause(cache.LOCK_POLL_S)
+        cache.wait_until(lambda: cache.try_lock_range(self._have_fd, first, count), waiting=self._tell_waiting)
         try:
             while missing := self._missing(list(range(first, first + count))):
                 start, length = _windows(missing)[0]

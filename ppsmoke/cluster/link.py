@@ -1,0 +1,340 @@
+"""One link: an asyncio protocol over TLS that says HELLO, READY, then carries frames until BYE or silence.
+
+A link knows nothing of messages: it hands frames to its owner. What outlives it is the session (session.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
+from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
+from ppsmoke.cluster.identity import ALPN, PeerIdentity
+from ppsmoke.errors import FrameError, LinkError
+
+WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the kernel's part is TCP_NOTSENT_LOWAT
+CLOCK_LAG_S = 1.0  # our own timer this late: we were frozen, not the peer
+HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTiming:
+    """facts/network.md, sections 4.2 and 4.6."""
+
+    connect_s: float = 5.0
+    handshake_s: float = 10.0  # preamble, TLS, HELLO and READY together
+    ping_after_s: float = 5.0  # of silence
+    down_after_s: float = 15.0  # without a byte
+    bye_s: float = 2.0  # reading on after a BYE, so that no RST takes it from the peer
+
+
+class DuplicateLink(LinkError):
+    """The peer keeps another link to us."""
+
+
+class LinkOwner(Protocol):
+    def hello_for(self, peer_id: str) -> Hello: ...
+
+    def admit(self, link: Link) -> Bye | None:
+        """Asked on the serving side alone, which decides for both: None to take the link, a reason to refuse it."""
+
+    def link_up(self, link: Link) -> None: ...
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """A DATA, ACK, SWIM or PING frame. May raise FrameError, which ends the link."""
+
+    def link_heard(self, link: Link) -> None: ...
+
+    def link_writable(self, link: Link) -> None: ...
+
+    def link_refused(self, link: Link, error: LinkError) -> None:
+        """The two HELLOs do not fit together."""
+
+    def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
+        """Told once, if the link was up; bye if the peer said one."""
+
+
+class Link(asyncio.Protocol):
+    """States: tls, hello, ready, up, closing, closed. `opened` is done when it is up or can no longer be."""
+
+    def __init__(
+        self, owner: LinkOwner, preamble: Preamble, *, own_id: str, timing: LinkTiming, dialled: bool, name: str = ""
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.id = preamble.link_id
+        self.kind = LinkKind(preamble.kind)
+        self.peer_id = preamble.target if dialled else preamble.source
+        self.dialled = dialled
+        self.serves = own_id < self.peer_id
+        self.dialler_is_lower = dialled == self.serves
+        self.peer = PeerIdentity(self.peer_id, name, 0)  # until the certificate says more
+        self.hello: Hello | None = None
+        self.remote_host = ""
+        self.bytes_in = self.bytes_out = 0
+        self.rtt_s: float | None = None
+        self.state = "tls"
+        self.paused = False
+        self.up_at = 0.0
+        self.last_heard = 0.0
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._owner = owner
+        self._timing = timing
+        self._own_hello: Hello | None = None
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._ping_sent_at: float | None = None
+        self._pings = 0
+        self._noted_at = 0.0
+        self._now: Callable[[], float] = loop.time
+        self._call_at = loop.call_at
+
+    def __repr__(self) -> str:
+        return f"<Link {self.peer.role or self.peer_id} {self.kind.name.lower()} {self.state}>"
+
+    @property
+    def peer_name(self) -> str:
+        return self.peer.role or self.peer_id
+
+    # --- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.last_heard = self._now()
+        self.remote_host = (transport.get_extra_info("peername") or ("",))[0]
+        try:
+            self._check_certificate(transport.get_extra_info("ssl_object"))
+        except LinkError as error:
+            self._fail(error)
+            return
+        self.state = "hello"
+        self._own_hello = self._owner.hello_for(self.peer_id)
+        self.write(encode_frame(FrameType.HELLO, payload=self._own_hello.encode()))
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_in += len(data)
+        self.last_heard = now = self._now()
+        if self.state == "closing":
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame)
+                if self.state in ("closing", "closed"):
+                    return
+        except FrameError as error:
+            self._break_off(error)
+            return
+        if now - self._noted_at >= HEARD_EVERY_S and self.state == "up":
+            self._noted_at = now
+            self._owner.link_heard(self)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self.state == "up":
+            self._owner.link_writable(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        was_up = self.state == "up"
+        waiting_for_hello = self.state == "hello"
+        self.state = "closed"
+        if self._transport is not None:
+            self._transport.close()  # it is gone already; up to 3.10 it warns unless told as well
+        self._transport = None
+        cause = f"{exc}" if exc is not None else "the connection ended without a BYE"
+        if waiting_for_hello and not self.serves:
+            # Under TLS 1.3 a client is done before its certificate has been judged: a refusal looks like a hang-up.
+            self._refuse(KeyRefused(f"{self.peer_name} refused our key ({cause})"))
+        else:
+            self._refuse(LinkError(f"{self.peer_name} hung up during the handshake ({cause})"))
+        if was_up:
+            self._owner.link_down(self, cause, None)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # --- what the owner calls
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self.bytes_out += len(data)
+            self._transport.write(data)
+
+    def ping(self) -> None:
+        """Ask for a sign of life; the answer measures the round trip."""
+        self._pings += 1
+        self._ping_sent_at = self._now()
+        self.write(encode_frame(FrameType.PING, sequence=self._pings))
+
+    def close(self, bye: Bye) -> None:
+        """Say why and end. The peer hangs up first; after bye_s we do."""
+        if self.state in ("closing", "closed"):
+            return
+        was_up = self.state == "up"
+        if self._transport is None or self.state == "tls":
+            self.abort()
+            return
+        self.write(encode_frame(FrameType.BYE, payload=bye.encode()))
+        self._start_closing()
+        if was_up:
+            self._owner.link_down(self, f"closed by this side: {bye}", None)
+
+    def abort(self) -> None:
+        """End now, without a word."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.closed.done() and self.state == "tls":
+            self.state = "closed"
+            self._refuse(LinkError(f"the link to {self.peer_name} was given up before TLS"))
+            self.closed.set_result(None)
+
+    # --- frames
+
+    def _on_frame(self, frame: Frame) -> None:
+        kind = frame.type
+        if kind is FrameType.BYE:
+            self._on_bye(Bye.decode(frame.payload))
+        elif self.state == "up":
+            self._on_frame_while_up(frame)
+        elif kind is FrameType.HELLO and self.state == "hello":
+            self._on_hello(Hello.decode(frame.payload))
+        elif kind is FrameType.READY and self.state == "ready":
+            self._on_ready()
+        else:
+            raise FrameError(f"a {kind.name} frame in state {self.state}")
+
+    def _on_frame_while_up(self, frame: Frame) -> None:
+        kind = frame.type
+        if kind in (FrameType.DATA, FrameType.ACK, FrameType.SWIM):
+            self._owner.link_frame(self, frame)
+        elif kind is FrameType.PING:
+            self._owner.link_frame(self, frame)  # what is owed goes before the answer
+            self.write(encode_frame(FrameType.PONG, sequence=frame.sequence))
+        elif kind is FrameType.PONG:
+            self._on_pong(frame.sequence)
+        elif kind is not FrameType.FILLER:
+            raise FrameError(f"a {kind.name} frame on a link that is up")
+
+    def _on_hello(self, hello: Hello) -> None:
+        try:
+            self._own_hello.compare(hello, self.peer_name)
+        except HelloRefused as error:
+            self.write(encode_frame(FrameType.BYE, payload=Bye(ByeReason.REFUSED, error.cause).encode()))
+            self._refuse(error)
+            self._owner.link_refused(self, error)
+            self._start_closing()
+            return
+        if hello.node_id != self.peer_id:
+            raise FrameError(f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}")
+        self.hello = hello
+        self.state = "ready"
+        if not self.serves:
+            self.write(encode_frame(FrameType.READY))
+
+    def _on_ready(self) -> None:
+        if self.serves:
+            refusal = self._owner.admit(self)
+            if refusal is not None:
+                self._refuse(DuplicateLink(f"not needed: {refusal}"))
+                self.close(refusal)
+                return
+            self.write(encode_frame(FrameType.READY))
+        self.state = "up"
+        self.up_at = self._now()
+        self._arm(self._timing.ping_after_s)
+        self._owner.link_up(self)
+        if not self.opened.done():
+            self.opened.set_result(None)
+        if self.state == "up":
+            self.ping()
+
+    def _on_pong(self, sequence: int) -> None:
+        if self._ping_sent_at is None or sequence != self._pings:
+            return  # of an earlier ping: says nothing about now
+        sample = self._now() - self._ping_sent_at
+        self._ping_sent_at = None
+        self.rtt_s = sample if self.rtt_s is None else self.rtt_s + (sample - self.rtt_s) / 8  # RFC 6298
+
+    def _on_bye(self, bye: Bye) -> None:
+        was_up = self.state == "up"
+        kind = {ByeReason.REFUSED: HelloRefused, ByeReason.DUPLICATE: DuplicateLink}.get(bye.reason, LinkError)
+        error = kind(f"{self.peer_name} ended the handshake: {bye}")
+        self._refuse(error)
+        if bye.reason is ByeReason.REFUSED and not was_up:
+            self._owner.link_refused(self, error)
+        self._start_closing()
+        if self._transport is not None:
+            self._transport.close()
+        if was_up:
+            self._owner.link_down(self, f"{self.peer_name} said: {bye}", bye)
+
+    # --- ends
+
+    def _refuse(self, error: LinkError) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # whoever dialled may have given up: then nobody asks, and that is fine
+
+    def _break_off(self, error: FrameError) -> None:
+        """The peer speaks no language of ours: the stream has lost its place, so nothing more can be read."""
+        was_up = self.state == "up"
+        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}"))
+        self.write(encode_frame(FrameType.BYE, payload=Bye(ByeReason.BROKEN, error.cause).encode()))
+        self._start_closing()
+        if was_up:
+            self._owner.link_down(self, f"{self.peer_name} sent {error.cause}", None)
+
+    def _fail(self, error: LinkError) -> None:
+        self._refuse(error)
+        self.abort()
+
+    def _start_closing(self) -> None:
+        self.state = "closing"
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._call_at(self._now() + self._timing.bye_s, self.abort)
+
+    # --- silence
+
+    def _arm(self, delay_s: float) -> None:
+        self._timer_due = self._now() + delay_s
+        self._timer = self._call_at(self._timer_due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = self._now()
+        lag = now - self._timer_due
+        if lag > CLOCK_LAG_S:
+            self.last_heard += lag  # what the peer said meanwhile lies in the kernel still
+        silence = now - self.last_heard
+        if silence >= self._timing.down_after_s:
+            self.state = "closing"
+            self._owner.link_down(self, f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s", None)
+            self.abort()
+            return
+        if silence >= self._timing.ping_after_s:
+            self.ping()
+        until_ping = self._timing.ping_after_s - silence
+        until_down = self._timing.down_after_s - silence
+        self._arm(until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down))
+
+    def _check_certificate(self, tls: ssl.SSLObject) -> None:
+        """OpenSSL has verified the chain; here is who it is. A valid certificate of another node is not good enough."""
+        der = tls.getpeercert(binary_form=True)
+        if not der:
+            raise LinkError("the peer has shown no certificate")
+        if tls.selected_alpn_protocol() != ALPN:
+            raise LinkError("the peer did not agree on the protocol inside TLS")
+        identity = PeerIdentity.read(der)
+        if identity.node_id != self.peer_id:
+            raise LinkError(f"{identity.role} ({identity.node_id}) answered where {self.peer_name} was expected")
+        self.peer = identity

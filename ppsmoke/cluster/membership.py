@@ -1,0 +1,320 @@
+"""Membership in the real world: owns the UDP socket and the one timer, seals datagrams, chooses an address or a link
+for each packet, and alone reads a clock. What it all means is decided by the core (swim.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from struct import Struct
+from typing import Any
+
+from ppsmoke.cluster.names import NameEntry
+from ppsmoke.cluster.seal import Opener, Sealer, SealError
+from ppsmoke.cluster.swim import Core
+from ppsmoke.cluster.swim_state import Command, Config, EpochRaised, Event, Send, State, Timer, UdpBlocked
+from ppsmoke.errors import LinkError
+
+UdpAddress = tuple[str, int]
+
+LINGER_S = 2.0  # after leaving, pings are still answered this long
+MAX_ADDRESSES = 4  # of one peer that are tried at once; copies of a datagram are refused by its replay window
+MAX_UNSENT_BYTES = 64 << 10  # datagrams are dropped, never queued: a late one is worse than a lost one
+_EPOCH = Struct("!Q")  # before a packet that goes over a link
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """What we believe of a member, ourselves included. quiet_s: since its last sign of life to us, None if none."""
+
+    node_id: str
+    state: State
+    epoch: int
+    incarnation: int
+    meta: bytes
+    quiet_s: float | None
+
+
+class Membership:
+    """One node's membership. Callbacks run in the event loop, never from within a call into the core.
+
+    link_send(peer, data): put data on the link to the peer as a droppable datagram; False if there is no link.
+    udp_candidates(meta): where a member can be reached by UDP, by what it says of itself (addresses, not names).
+    udp: where to listen, None for no UDP at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        cluster_key: bytes,
+        link_send: Callable[[str, bytes], bool],
+        on_event: Callable[[Event], None],
+        udp: UdpAddress | None = ("127.0.0.1", 0),
+        meta: bytes = b"",
+        udp_candidates: Callable[[bytes], Sequence[UdpAddress]] = lambda meta: (),
+        config: Config | None = None,
+        epoch: int | None = None,
+        rng: Random | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
+        config = config or Config(udp=udp is not None)
+        self.node_id = node_id
+        self._clock = clock or _now
+        self._link_send = link_send
+        self._on_event = on_event
+        self._udp_candidates = udp_candidates
+        self._listen = udp
+        self._core = Core(config, node_id, epoch, rng or Random(), meta=meta)
+        self._sealer = Sealer(cluster_key, node_id=node_id, epoch=epoch)
+        self._opener = Opener(cluster_key, node_id=node_id)
+        self._counts: Counter[str] = Counter()
+        self._told: dict[str, UdpAddress] = {}  # by the link's HELLO
+        self._observed: dict[str, tuple[tuple[int, int], UdpAddress]] = {}  # by the newest datagram that came
+        self._timers: list[tuple[int, int]] = []
+        self._handle: asyncio.TimerHandle | None = None
+        self._transport: asyncio.DatagramTransport | None = None
+        self._closed = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Listen and begin. Raises LinkError if the UDP address cannot be had."""
+        if self._listen is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                self._transport, _ = await loop.create_datagram_endpoint(
+                    lambda: _Datagrams(self), local_addr=self._listen
+                )
+            except OSError as error:
+                host, port = self._listen
+                raise LinkError(
+                    f"cannot listen on UDP {host}:{port}: {error}", hint="choose another port, or one of this machine"
+                ) from error
+        self._do(self._core.start(self._clock()))
+
+    async def leave(self, *, linger_s: float = LINGER_S) -> None:
+        """Tell everybody that we go, and answer for a while so that nobody takes it for a crash."""
+        if not self._closed:
+            self._enter()
+            self._do(self._core.leave(self._clock()))
+            await asyncio.sleep(linger_s)
+
+    async def close(self) -> None:
+        """Silent from now on; whoever was not told by leave() will find us dead."""
+        self._closed = True
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._transport is not None:
+            self._transport.close()
+            await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+
+    @property
+    def udp_port(self) -> int | None:
+        if self._transport is None:
+            return None
+        return self._transport.get_extra_info("sockname")[1]
+
+    @property
+    def epoch(self) -> int:
+        """Which life we are in; belongs into HELLO."""
+        return self._core.epoch
+
+    # What happens on links
+
+    def link_up(self, peer: str, *, epoch: int, udp: UdpAddress | None = None, meta: bytes = b"") -> None:
+        """A link stands; epoch and meta are what the peer's HELLO said, udp where it hears datagrams."""
+        if udp is not None and _usable(udp):
+            self._told[peer] = udp
+        self._enter()
+        self._do(self._core.on_link(self._clock(), peer, up=True, epoch=epoch, meta=meta))
+
+    def link_down(self, peer: str) -> None:
+        self._enter()
+        self._do(self._core.on_link(self._clock(), peer, up=False))
+
+    def on_link_datagram(self, peer: str, data: bytes) -> None:
+        """What the peer's link_send put on the link."""
+        if len(data) < _EPOCH.size:
+            self._counts["too-short"] += 1
+            return
+        (epoch,) = _EPOCH.unpack_from(data)
+        self._enter()
+        self._do(self._core.on_datagram(self._clock(), peer, epoch, data[_EPOCH.size :], via="link"))
+
+    def note_life(self, peer: str) -> None:
+        """A frame of the peer came over its link: cheap, call it for each."""
+        self._do(self._core.note_life(self._clock(), peer))
+
+    # Names and members
+
+    def join(self, seeds: Iterable[tuple[str, UdpAddress]]) -> None:
+        """Ask these nodes, at these addresses, for all they know."""
+        seeds = list(seeds)
+        self._told.update({node_id: address for node_id, address in seeds if _usable(address)})
+        self._do(self._core.join(self._clock(), [node_id for node_id, _ in seeds]))
+
+    def register(self, name: str, value: bytes, *, generation: int = 0) -> None:
+        """Tell the cluster that this node owns the name. Raises ValueError if name or value is too long."""
+        self._enter()
+        self._do(self._core.register(self._clock(), name, value, generation=generation))
+
+    def unregister(self, name: str) -> None:
+        self._enter()
+        self._do(self._core.register(self._clock(), name, b"", deleted=True))
+
+    def lookup(self, name: str) -> list[NameEntry]:
+        """Entries of owners that are alive or suspected, the best first; the caller checks the owner's role."""
+        return self._core.lookup(name)
+
+    def set_meta(self, meta: bytes) -> None:
+        self._enter()
+        self._do(self._core.set_meta(self._clock(), meta))
+
+    def meta_of(self, node_id: str) -> bytes | None:
+        """What the member says of itself; None if we do not know it."""
+        if node_id == self.node_id:
+            return self._core.meta
+        member = self._core.table.get(node_id)
+        return None if member is None else member.meta
+
+    def state_of(self, node_id: str) -> State | None:
+        if node_id == self.node_id:
+            return State.ALIVE
+        member = self._core.table.get(node_id)
+        return None if member is None else member.state
+
+    def members(self) -> list[MemberView]:
+        """Everybody we know of, the dead and ourselves included, by id."""
+        core, now = self._core, self._core.own_time
+        views = [MemberView(core.node_id, State.ALIVE, core.epoch, core.incarnation, core.meta, 0.0)]
+        for m in core.table.members.values():
+            quiet_s = None if m.heard is None else (now - m.heard) / 1e6
+            views.append(MemberView(m.node_id, m.state, m.epoch, m.incarnation, m.meta, quiet_s))
+        return sorted(views, key=lambda view: view.node_id)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many datagrams were opened, and how many refused or dropped, by reason."""
+        return self._counts + self._opener.counts + self._core.counts
+
+    # The driver
+
+    def _enter(self) -> None:
+        """Timers before anything else: the core learns first if we were late."""
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now and not self._closed:
+            _, token = heapq.heappop(self._timers)
+            self._do(self._core.on_timer(now, token))
+
+    def _do(self, commands: list[Command]) -> None:
+        events = []
+        for command in commands:
+            if isinstance(command, Send):
+                self._transmit(command)
+            elif isinstance(command, Timer):
+                heapq.heappush(self._timers, (command.at, command.token))
+            else:
+                if isinstance(command, EpochRaised):
+                    self._sealer.raise_epoch(command.epoch)
+                events.append(command)
+        self._arm()
+        for event in events:
+            if not (isinstance(event, UdpBlocked) and not self._addresses(event.node_id)):
+                self._on_event(event)
+
+    def _arm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._timers and not self._closed:
+            delay_s = max(0, self._timers[0][0] - self._clock()) / 1e6
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._handle = None
+        self._enter()
+        if self._handle is None:
+            self._arm()
+
+    def _transmit(self, send: Send) -> None:
+        addresses = self._addresses(send.to) if send.via == "udp" else []
+        if addresses:
+            datagram = self._sealer.seal(send.payload)
+            for address in addresses:
+                self._send_datagram(datagram, address)
+        elif send.via == "link" or not self._core.path(send.to).udp_blocked:
+            if not self._link_send(send.to, _EPOCH.pack(self._core.epoch) + send.payload):
+                self._counts["unreachable"] += 1
+
+    def _send_datagram(self, datagram: bytes, address: UdpAddress) -> None:
+        if self._transport is None or self._closed:
+            return
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._counts["dropped-unsent"] += 1
+            return
+        self._transport.sendto(datagram, address)
+
+    def _addresses(self, peer: str) -> list[UdpAddress]:
+        """Where the peer was last heard from; if that is long ago or never was, everywhere it may be."""
+        if self._transport is None:
+            return []
+        found: list[UdpAddress] = []
+        if peer in self._observed:
+            found.append(self._observed[peer][1])
+            heard = self._core.path(peer).udp_heard
+            if heard is not None and self._core.own_time - heard < self._core.config.udp_silence:
+                return found
+        if peer in self._told:
+            found.append(self._told[peer])
+        if (member := self._core.table.get(peer)) is not None and member.meta:
+            found += [address for address in self._udp_candidates(member.meta) if _usable(address)]
+        return list(dict.fromkeys(found))[:MAX_ADDRESSES]
+
+    def datagram_received(self, data: bytes, source: UdpAddress) -> None:
+        """From the socket. A source is believed only for where to reply, and only by the newest datagram."""
+        try:
+            opened = self._opener.open(data)
+        except SealError:
+            return  # counted by its reason; strangers get no answer
+        order = (opened.epoch, opened.counter)
+        known = self._observed.get(opened.sender)
+        if known is None or order > known[0]:
+            self._observed[opened.sender] = order, source[:2]
+        self._enter()
+        self._do(self._core.on_datagram(self._clock(), opened.sender, opened.epoch, opened.payload, via="udp"))
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self._membership.datagram_received(data, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """ICMP says that nobody listens there; silence says the same, and is judged by the core."""
+
+
+def _usable(address: UdpAddress) -> bool:
+    """An address one can send to: a literal, not 0.0.0.0 (a peer that bound it would have us talk to ourselves)."""
+    host, port = address
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return 0 < port < 1 << 16 and not ip.is_unspecified and not ip.is_multicast
+
+
+def _now() -> int:
+    """Microseconds on a clock that goes on while the machine sleeps, so that a suspended laptop notices it."""
+    clock_id = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+    if clock_id is None:
+        return time.monotonic_ns() // 1000
+    return time.clock_gettime_ns(clock_id) // 1000

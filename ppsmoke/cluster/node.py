@@ -1,0 +1,394 @@
+"""A node of the cluster: mailboxes, messages that arrive once, names that count only with the role, links kept up.
+
+The story of `listening` and `gather` is what a run sees of the network; the rest of the room is behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+from ppsmoke.cluster import swim_state
+from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
+from ppsmoke.cluster.changes import Signal
+from ppsmoke.cluster.dialling import Dialler
+from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged
+from ppsmoke.cluster.gathering import Gathering
+from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates, encode_candidates
+from ppsmoke.cluster.identity import Identity
+from ppsmoke.cluster.link import LinkTiming
+from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.cluster.membership import Membership
+from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
+from ppsmoke.cluster.roster import Roster
+from ppsmoke.cluster.session import WINDOW_BYTES
+from ppsmoke.cluster.sockets import LinkMaker, Listener
+from ppsmoke.errors import FrameError, LinkError, LinkLost
+from ppsmoke.waiting import Deadline, to_the_end
+
+FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
+CLOSE_BUDGET_S = 10.0
+MAX_META_BYTES = 512  # of a member's candidates, as SWIM carries them
+BETTER_OWNER_WAIT_S = 10.0  # a name's best claimant has this long to be linked before the next best is taken
+MAX_MAILBOXES = 64
+MAX_EVENTS = 1000  # kept for a subscriber that does not look
+
+_log = logging.getLogger("ppsmoke.cluster")
+
+
+class Node:
+    @classmethod
+    @asynccontextmanager
+    async def listening(
+        cls,
+        identity: Identity,
+        *,
+        cluster_key: bytes,
+        tcp: tuple[str, int] = ("127.0.0.1", 0),
+        udp: tuple[str, int] | None = ("127.0.0.1", 0),
+        code_hash: str,
+        model: str,
+        may_own: Callable[[str, str], bool],
+        advertise: Sequence[Candidate] = (),
+        timing: LinkTiming | None = None,
+        link_grace_s: float = LINK_GRACE_S,
+        window_bytes: int = WINDOW_BYTES,
+        swim: swim_state.Config | None = None,
+    ) -> AsyncIterator[Node]:
+        """A node for this block: when the block ends its last messages are flushed, its peers are told, and no task
+        or socket of it is left. udp None: membership goes over the links alone. Raises LinkError if it cannot listen.
+
+        may_own(name, role): whether the holder of that role may own that name."""
+        node = cls(identity, may_own, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
+        maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
+        node._listener = Listener(*tcp, maker)
+        node._dialler = Dialler(maker, node._changed, random.Random())
+        node._membership = Membership(
+            node_id=node.node_id,
+            cluster_key=cluster_key,
+            link_send=node._roster.send_datagram,
+            on_event=node._on_membership,
+            udp=udp,
+            udp_candidates=_udp_candidates,
+            config=swim,
+            epoch=node._epoch,
+        )
+        try:
+            await node._open(advertise)
+            yield node
+        finally:
+            await to_the_end(node._close(), doing="closing the node", within_s=CLOSE_BUDGET_S)
+
+    def __init__(
+        self,
+        identity: Identity,
+        may_own: Callable[[str, str], bool],
+        *,
+        link_grace_s: float,
+        window_bytes: int,
+        hello: tuple[str, str],
+    ) -> None:
+        self.node_id = identity.node_id
+        self.role = identity.role
+        self._may_own = may_own
+        self._grace_s = link_grace_s
+        self._changed = Signal()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._held: set[Peer] = set()
+        self._watchers: list[asyncio.Queue[Event]] = []
+        self._epoch = time.time_ns() // 1_000_000
+        context = PeerContext(
+            epoch=self._epoch,
+            window_bytes=window_bytes,
+            link_grace_s=link_grace_s,
+            deliver=self._deliver,
+            changed=self._changed,
+        )
+        code_hash, model = hello
+        self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
+        self._listener: Listener
+        self._dialler: Dialler
+        self._membership: Membership
+
+    def __repr__(self) -> str:
+        return f"<Node {self.role} {self.node_id}>"
+
+    # --- what it is
+
+    @property
+    def tcp_port(self) -> int:
+        return self._listener.port
+
+    @property
+    def udp_port(self) -> int | None:
+        return self._membership.udp_port
+
+    @property
+    def seed_addr(self) -> str:
+        """What another node needs to dial this one: "<node id>@host:port[,host:port...]"."""
+        where = [f"{candidate.host}:{candidate.tcp_port}" for candidate in self._roster.candidates]
+        return f"{self.node_id}@{','.join(where)}"
+
+    def members(self) -> list[Member]:
+        """Everybody known, this node first."""
+        found = [Member(self.node_id, self.role, "alive", True)]
+        for view in self._membership.members():
+            if view.node_id != self.node_id:
+                peer = self._roster.peers.get(view.node_id)
+                linked = peer is not None and peer.link is not None
+                found.append(Member(view.node_id, peer.role if peer else "", view.state.name.lower(), linked))
+        return found
+
+    def links(self) -> list[LinkInfo]:
+        """The link to each peer that is up, by role."""
+        found = []
+        for peer in sorted(self._roster.peers.values(), key=lambda peer: peer.name):
+            if (link := peer.link) is not None:
+                rtt_ms = None if link.rtt_s is None else link.rtt_s * 1000
+                path = link.kind.name.lower()
+                found.append(LinkInfo(peer.node_id, peer.role, path, rtt_ms, link.bytes_in, link.bytes_out))
+        return found
+
+    def subscribe(self) -> asyncio.Queue[Event]:
+        """Events from now on; the oldest are dropped beyond MAX_EVENTS."""
+        queue: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
+        self._watchers.append(queue)
+        return queue
+
+    # --- messages
+
+    def mailbox(self, name: str) -> Mailbox:
+        """The mailbox of that name on this node; what came before it was asked for lies in it."""
+        if name not in self._mailboxes:
+            self._mailboxes[name] = Mailbox(name, on_room=self._on_mailbox_room)
+        return self._mailboxes[name]
+
+    def address(self, mailbox: str) -> Address:
+        return Address(self.node_id, mailbox)
+
+    async def send(self, to: Address, payload: bytes | Sequence[bytes]) -> None:
+        """Deliver once, in order per receiving node, whatever its links do meanwhile. Returns when the message is in
+        the bounded window. Raises LinkLost if the peer is, or gets, out of reach for link_grace_s."""
+        pieces = [payload] if isinstance(payload, (bytes, bytearray, memoryview)) else payload
+        if to.node_id == self.node_id:
+            mailbox = self.mailbox(to.mailbox)
+            while mailbox.full:
+                await self._changed.wait()
+            mailbox.put(Delivery(self.node_id, self.role, b"".join(pieces)))
+            return
+        peer = self._roster.peer(to.node_id)
+        if peer.link is None:
+            self._reach(peer)
+        await peer.send(to.mailbox, pieces)
+
+    # --- names
+
+    def register(self, name: str, mailbox: str, *, generation: int = 0) -> None:
+        """Tell the cluster that this node answers to name. Others believe it if its certificate's role may own it."""
+        self._membership.register(name, mailbox.encode(), generation=generation)
+
+    async def resolve(self, name: str) -> Address:
+        """The mailbox of the name's best rightful owner, once there is a link to it; the caller has the deadline."""
+        seen_at: dict[str, float] = {}
+        now = asyncio.get_running_loop().time
+        while True:
+            pause_s = None
+            for entry in self._membership.lookup(name):
+                if entry.owner == self.node_id:
+                    verdict = self._may_own(name, self.role)
+                else:
+                    verdict = self._judge(self._roster.peer(entry.owner), name, entry.generation)
+                if verdict:
+                    return Address(entry.owner, entry.value.decode(errors="replace"))
+                waited_s = now() - seen_at.setdefault(entry.owner, now())
+                if verdict is None and waited_s < BETTER_OWNER_WAIT_S:
+                    pause_s = BETTER_OWNER_WAIT_S - waited_s
+                    break
+            await self._changed.wait(pause_s)
+
+    def _judge(self, peer: Peer, name: str, generation: int) -> bool | None:
+        """Whether the peer may own the name; None while there is no link that would prove its role."""
+        if peer.superseded:
+            return False
+        if peer.link is None:
+            self._reach(peer)
+            return None
+        rightful = self._may_own(name, peer.role) and generation <= peer.generation
+        if not rightful:
+            _log.warning("%s claims the name %s without the right to it", peer.name, name)
+        return rightful
+
+    # --- links
+
+    async def dial(self, endpoint: Endpoint) -> None:
+        """Keep a link to it from now on; returns when it is up for the first time. An older generation of its role is
+        dropped. Raises LinkError if the two sides do not fit together, or a newer generation supersedes this one."""
+        peer = self._roster.peer(endpoint.node_id)
+        peer.endpoint, peer.left, peer.refusal = endpoint, None, None
+        self._roster.supersede(endpoint.role, endpoint.generation)
+        self._dialler.keep(peer)
+        while peer.link is None:
+            if peer.refusal is not None:
+                raise peer.refusal
+            if peer.superseded:
+                raise LinkError(f"{endpoint.role} has been replaced")
+            await self._changed.wait()
+
+    async def gather(self, endpoints: AsyncIterator[Endpoint], *, size: int, deadline: Deadline) -> None:
+        """Dial each endpoint as it becomes known; returns when `size` members, this node among them, are alive and
+        linked. Raises LinkError, or DeadlineExceeded that names who is missing and why."""
+        gathering = Gathering(self._roster.peers, self._changed, dial=self.dial, is_alive=self._is_alive)
+        await gathering.run(endpoints, size=size, deadline=deadline)
+
+    async def guard(self, peers: Collection[str]) -> NoReturn:
+        """Raises LinkLost when one of these node ids has had no link for link_grace_s, has left, or has restarted."""
+        lives = {node_id: self._roster.peer(node_id).epoch for node_id in peers}
+        while True:
+            soonest_s: float | None = None
+            for node_id, life in lives.items():
+                peer = self._roster.peer(node_id)
+                if life and peer.epoch != life:
+                    raise LinkLost(f"{peer.name} has restarted: what it knew is gone")
+                lost_in_s = peer.lost_in_s()
+                if lost_in_s is not None and lost_in_s <= 0:
+                    raise peer.lost_error()
+                if lost_in_s is None and self._membership.state_of(node_id) is swim_state.State.DEAD:
+                    # SWIM alone buries frozen hosts falsely: its word counts when the link is as silent.
+                    lost_in_s = self._grace_s - peer.silent_s
+                    if lost_in_s <= 0:
+                        raise LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead")
+                if lost_in_s is not None:
+                    soonest_s = lost_in_s if soonest_s is None else min(soonest_s, lost_in_s)
+            await self._changed.wait(soonest_s)
+
+    # --- behind the scenes
+
+    async def _open(self, advertise: Sequence[Candidate]) -> None:
+        await self._membership.start()
+        own = Candidate("host", outward_host(self._listener.host), self.tcp_port, self.udp_port)
+        self._roster.candidates = tuple(dict.fromkeys((own, *advertise)))
+        self._roster.udp_port = self.udp_port
+        self._roster.on_linked = self._on_linked
+        self._roster.on_unlinked = self._on_unlinked
+        self._roster.on_heard = lambda peer: self._membership.note_life(peer.node_id)
+        self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
+        self._membership.set_meta(_meta(self._roster.candidates))
+        self._listener.start()
+
+    async def _close(self) -> None:
+        await self._listener.close()
+        await self._dialler.close()
+        await self._membership.leave(linger_s=0.0)
+        await self._flush()
+        await self._membership.close()
+        for link in list(self._roster.links):
+            link.close(Bye(ByeReason.LEAVING, "its node has ended"))
+        open_links = [link.closed for link in self._roster.links]
+        if open_links:
+            await asyncio.wait(open_links)
+        for peer in self._roster.peers.values():
+            peer.close()
+
+    async def _flush(self) -> None:
+        until = asyncio.get_running_loop().time() + FLUSH_S
+        for link in self._roster.links:
+            if link.state == "up":
+                link.ping()  # what the peer owes us comes before its answer
+        while any(peer.link is not None and not peer.session.idle for peer in self._roster.peers.values()):
+            left_s = until - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await self._changed.wait(left_s)
+
+    def _reach(self, peer: Peer) -> None:
+        """Have a link to it if it can be had."""
+        self._learn_candidates(peer)
+        self._dialler.keep(peer)
+
+    def _learn_candidates(self, peer: Peer) -> None:
+        meta = self._membership.meta_of(peer.node_id)
+        try:
+            gossiped = decode_candidates(meta) if meta else ()
+        except FrameError:
+            return
+        if gossiped != peer.gossiped:
+            peer.gossiped = gossiped
+            self._changed.notify()
+
+    def _is_alive(self, peer: Peer) -> bool:
+        return self._membership.state_of(peer.node_id) in (swim_state.State.ALIVE, swim_state.State.SUSPECT)
+
+    def _on_membership(self, event: swim_state.Event) -> None:
+        if isinstance(event, swim_state.MemberChanged):
+            for peer in self._roster.peers.values():
+                if peer.link is None:
+                    self._learn_candidates(peer)
+            role = self._roster.peers[event.node_id].role if event.node_id in self._roster.peers else ""
+            self._emit(MemberChanged(event.node_id, role, event.new.name.lower()))
+        elif isinstance(event, swim_state.UdpBlocked):
+            _log.info("UDP is blocked (%s %s): membership goes over the link", event.direction, event.node_id)
+        self._changed.notify()
+
+    def _on_linked(self, peer: Peer) -> None:
+        self._dialler.keep(peer)
+        meta = _meta(peer.candidates)
+        self._membership.link_up(peer.node_id, epoch=peer.epoch, udp=peer.udp_address(), meta=meta)
+
+    def _on_unlinked(self, peer: Peer) -> None:
+        self._membership.link_down(peer.node_id)
+
+    def _deliver(self, peer: Peer, mailbox_name: str, delivery: Delivery) -> None:
+        if mailbox_name not in self._mailboxes and len(self._mailboxes) >= MAX_MAILBOXES:
+            _log.warning("%s wrote to the unknown mailbox %s", peer.name, mailbox_name)
+            return
+        mailbox = self.mailbox(mailbox_name)
+        mailbox.put(delivery)
+        if mailbox.full:
+            peer.hold_acks()
+            self._held.add(peer)
+
+    def _on_mailbox_room(self) -> None:
+        held, self._held = self._held, set()
+        for peer in held:
+            peer.release_acks()
+        self._changed.notify()
+
+    def _emit(self, event: Event) -> None:
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+
+def _meta(candidates: Sequence[Candidate]) -> bytes:
+    """As many of them, the first first, as a member's meta holds."""
+    kept = list(candidates)
+    while len(encoded := encode_candidates(kept)) > MAX_META_BYTES:
+        kept.pop()
+    return encoded
+
+
+def _udp_candidates(meta: bytes) -> list[tuple[str, int]]:
+    try:
+        return [(one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port]
+    except FrameError:
+        return []  # a member that lies about itself is reached over its link, or not at all
+
+
+def outward_host(host: str) -> str:
+    """The host itself, or for "all addresses" the one that a packet to the outside would leave from."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((elsewhere, 9))  # sends nothing: the documentation's own addresses (RFC 5737, 3849)
+            return probe.getsockname()[0]
+        except OSError:
+            return "::1" if host == "::" else "127.0.0.1"

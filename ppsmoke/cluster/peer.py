@@ -1,0 +1,211 @@
+"""Another node as this one sees it: the session with it, the link that carries it now, and how to reach it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ppsmoke.cluster.addresses import Candidate, Delivery, Endpoint
+from ppsmoke.cluster.changes import Signal
+from ppsmoke.cluster.frames import Frame, FrameType, encode_frame
+from ppsmoke.cluster.handshake import Bye, ByeReason
+from ppsmoke.cluster.link import Link
+from ppsmoke.cluster.session import Session
+from ppsmoke.errors import FrameError, LinkError, LinkLost
+
+LINK_GRACE_S = 15.0  # without a link for this long, a peer is lost to a run
+ACK_DELAY_S = 0.1  # an ACK waits this long for data that it can travel with
+GOODBYE_GRACE_S = 1.0  # what a peer that left has sent before is handled first
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerContext:
+    """What a node gives to each of its peers."""
+
+    epoch: int
+    window_bytes: int
+    link_grace_s: float
+    deliver: Callable[[Peer, str, Delivery], None]  # may call hold_acks
+    changed: Signal
+
+
+class Peer:
+    def __init__(self, node_id: str, context: PeerContext) -> None:
+        self.node_id = node_id
+        self.role = ""  # proven by a certificate; "" until the first link
+        self.generation = 0
+        self.epoch = 0
+        self.endpoint: Endpoint | None = None  # where somebody told us to dial it
+        self.candidates: tuple[Candidate, ...] = ()  # where it says it can be dialled
+        self.gossiped: tuple[Candidate, ...] = ()  # and where others say so: may be a lie, costs a dial in vain
+        self.link: Link | None = None
+        self.last_error: LinkError | None = None  # of the latest attempt to link
+        self.refusal: LinkError | None = None  # HELLOs that do not fit: trying again is useless
+        self.left: Bye | None = None
+        self.superseded = False
+        self.session = Session(epoch=context.epoch, window_bytes=context.window_bytes)
+        self._context = context
+        self._changed = context.changed
+        self._now = asyncio.get_running_loop().time
+        self._down_since = self._now()
+        self._last_heard = self._now()
+        self._down_cause = "no link yet"
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._acks_held = False
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name} {'linked' if self.link else 'not linked'}>"
+
+    @property
+    def name(self) -> str:
+        """For messages: the proven role, else the expected one, else the id."""
+        return self.role or (self.endpoint.role if self.endpoint else "") or self.node_id
+
+    @property
+    def silent_s(self) -> float:
+        """Since the last byte from it."""
+        return self._now() - (self.link.last_heard if self.link else self._last_heard)
+
+    def lost_in_s(self) -> float | None:
+        """How long until it counts as lost; 0 or less: it is. None: there is a link."""
+        if self.link is not None:
+            return None
+        grace_s = min(GOODBYE_GRACE_S, self._context.link_grace_s) if self.left else self._context.link_grace_s
+        return self._down_since + grace_s - self._now()
+
+    def lost_error(self) -> LinkLost:
+        if self.left:
+            return LinkLost(f"{self.name} has left: {self.left}")
+        return LinkLost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+
+    def why_not_linked(self) -> str:
+        return self.last_error.cause if self.last_error else self._down_cause
+
+    def udp_address(self) -> tuple[str, int] | None:
+        """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
+        if self.link is None:
+            return None
+        port = self.link.hello.udp_port
+        if self.link.dialled and self.endpoint is not None:
+            port = self.endpoint.udp_port
+        return (self.link.remote_host, port) if port else None
+
+    # --- links
+
+    def attach(self, link: Link) -> Link | None:
+        """This link carries the session from now on. The link that it replaces, if any."""
+        old, self.link = self.link, link
+        self.role, self.generation = link.peer.role, link.peer.generation
+        self.left = self.last_error = self.refusal = None
+        self.candidates = link.hello.candidates or self.candidates
+        self.epoch = link.hello.epoch
+        self.session.attach(peer_epoch=link.hello.epoch, peer_resume=link.hello.resume)
+        self._schedule_ack()
+        self.pump()
+        self._changed.notify()
+        return old
+
+    def detach(self, link: Link, cause: str, bye: Bye | None) -> bool:
+        """That link is gone. False if it was no longer the one that carries the session."""
+        if link is not self.link:
+            return False
+        self.link = None
+        self._down_since, self._last_heard, self._down_cause = self._now(), link.last_heard, cause
+        if bye is not None and bye.reason is ByeReason.LEAVING:
+            self.left = bye
+        self._changed.notify()
+        return True
+
+    # --- sending
+
+    async def send(self, mailbox: str, pieces: Sequence[bytes]) -> None:
+        """Returns once the message is in the window. Raises LinkLost."""
+        life = self.epoch
+        while self.epoch == 0 or not self.session.has_room:
+            lost_in_s = self.lost_in_s()
+            if lost_in_s is not None and lost_in_s <= 0:
+                raise self.lost_error()
+            await self._changed.wait(lost_in_s)
+            if life and self.epoch != life:
+                raise LinkLost(f"{self.name} has restarted: what it knew is gone")
+            life = self.epoch
+        lost_in_s = self.lost_in_s()
+        if lost_in_s is not None and lost_in_s <= 0:
+            raise self.lost_error()
+        self.session.offer(mailbox, pieces)
+        self.pump()
+
+    def pump(self) -> None:
+        """Write what the window holds, as long as the link takes it."""
+        link = self.link
+        while link is not None and not link.paused and link.state == "up":
+            chunk = self.session.next_chunk()
+            if chunk is None:
+                return
+            link.write(
+                encode_frame(
+                    FrameType.DATA,
+                    flags=chunk.flags,
+                    sequence=chunk.sequence,
+                    payload=chunk.payload,
+                    before=self._take_ack(),
+                )
+            )
+
+    # --- receiving
+
+    def on_frame(self, frame: Frame) -> None:
+        """DATA, ACK or PING. Raises FrameError."""
+        if frame.type is FrameType.DATA:
+            arrival = self.session.on_chunk(frame)
+            if arrival is not None:
+                self._context.deliver(self, arrival.mailbox, Delivery(self.node_id, self.role, arrival.payload))
+            if self.session.owes_ack_now:
+                self._flush_ack()
+            else:
+                self._schedule_ack()
+        elif frame.type is FrameType.ACK:
+            had_room = self.session.has_room
+            self.session.on_ack(frame.sequence)
+            if self.session.has_room and (not had_room or self.session.idle):
+                self._changed.notify()
+        elif frame.type is FrameType.PING:
+            self._flush_ack()
+        else:
+            raise FrameError(f"a {frame.type.name} frame where none is due")
+
+    def hold_acks(self) -> None:
+        """A mailbox is full: acknowledge nothing more, so that the sender's window closes."""
+        self._acks_held = True
+
+    def release_acks(self) -> None:
+        self._acks_held = False
+        self._flush_ack()
+
+    def _schedule_ack(self) -> None:
+        if self._ack_timer is None and self.session.owes_ack:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._flush_ack)
+
+    def _flush_ack(self) -> None:
+        data = self._take_ack()
+        if data and self.link is not None:
+            self.link.write(data)
+
+    def _take_ack(self) -> bytes:
+        """An ACK frame's bytes, if one is owed and there is a link to send it on."""
+        self._cancel_ack_timer()
+        if self._acks_held or self.link is None:
+            return b""
+        received = self.session.take_ack()
+        if received is None:
+            return b""
+        return encode_frame(FrameType.ACK, sequence=received)
+
+    def _cancel_ack_timer(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+
+    def close(self) -> None:
+        self._cancel_ack_timer()

@@ -1,0 +1,158 @@
+"""All peers of a node: which link to each is kept, who may still speak for a role, what is told to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ppsmoke.cluster.addresses import Candidate
+from ppsmoke.cluster.events import Event, LinkDown, LinkUp
+from ppsmoke.cluster.frames import Frame, FrameType, encode_frame
+from ppsmoke.cluster.handshake import PROTOCOL_VERSION, Bye, ByeReason, Hello
+from ppsmoke.cluster.link import Link
+from ppsmoke.cluster.peer import Peer, PeerContext
+from ppsmoke.errors import LinkError
+
+YOUNG_LINK_S = 2.0  # a link this young may be news that the peer's HELLO on another could not know of yet
+
+_log = logging.getLogger("ppsmoke.cluster")
+
+
+class Roster:
+    """The owner of every link (link.py, LinkOwner)."""
+
+    def __init__(
+        self,
+        node_id: str,
+        context: PeerContext,
+        *,
+        code_hash: str,
+        model: str,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.links: set[Link] = set()
+        self.candidates: tuple[Candidate, ...] = ()
+        self.udp_port: int | None = None
+        self.on_linked: Callable[[Peer], None] = lambda peer: None
+        self.on_unlinked: Callable[[Peer], None] = lambda peer: None
+        self.on_heard: Callable[[Peer], None] = lambda peer: None
+        self.on_datagram: Callable[[Peer, bytes], None] = lambda peer, data: None
+        self._node_id = node_id
+        self._context = context
+        self._code_hash = code_hash
+        self._model = model
+        self._emit = emit
+        self._generations: dict[str, int] = {}
+        self._now = asyncio.get_running_loop().time
+
+    def peer(self, node_id: str) -> Peer:
+        """The peer of that id, which may never have been heard of."""
+        if node_id not in self.peers:
+            self.peers[node_id] = Peer(node_id, self._context)
+        return self.peers[node_id]
+
+    def supersede(self, role: str, generation: int) -> None:
+        """From now on only this generation of the role, or a later one, is listened to."""
+        self._generations[role] = max(generation, self._generations.get(role, 0))
+        for peer in list(self.peers.values()):
+            known = (peer.endpoint.role, peer.endpoint.generation) if peer.endpoint else (peer.role, peer.generation)
+            if known[0] == role and known[1] < generation and not peer.superseded:
+                peer.superseded = True
+                if peer.link is not None:
+                    peer.link.close(Bye(ByeReason.SUPERSEDED, f"{role} is generation {generation} now"))
+        self._context.changed.notify()
+
+    def send_datagram(self, node_id: str, data: bytes) -> bool:
+        """A membership datagram over the link, if there is one that is not busy. Never waits."""
+        peer = self.peers.get(node_id)
+        if peer is None or peer.link is None or peer.link.paused:
+            return False
+        peer.link.write(encode_frame(FrameType.SWIM, payload=data))
+        return True
+
+    # --- LinkOwner
+
+    def hello_for(self, peer_id: str) -> Hello:
+        peer = self.peer(peer_id)
+        return Hello(
+            version=PROTOCOL_VERSION,
+            node_id=self._node_id,
+            epoch=self._context.epoch,
+            resume=peer.session.resume(peer.link.id if peer.link else 0),
+            udp_port=self.udp_port,
+            code_hash=self._code_hash,
+            model=self._model,
+            candidates=self.candidates,
+        )
+
+    def admit(self, link: Link) -> Bye | None:
+        """The lower id decides, so that both ends keep the same link (facts/network.md, 4.6): the better class, then
+        the one that the lower id dialled, then the older. A link that the peer has lost already is never kept."""
+        peer = self.peer(link.peer_id)
+        if (refusal := self._outdated(link)) is not None:
+            return refusal
+        current = peer.link
+        if current is None or link.hello.epoch != peer.epoch:
+            return None
+        lost_by_peer = link.hello.resume.current_link != current.id
+        if lost_by_peer and self._now() - current.up_at >= YOUNG_LINK_S:
+            return None
+        return None if _rank(link) < _rank(current) else Bye(ByeReason.DUPLICATE, "another link is kept")
+
+    def link_up(self, link: Link) -> None:
+        peer = self.peer(link.peer_id)
+        if not link.serves and (refusal := self._outdated(link)) is not None:
+            link.close(refusal)
+            return
+        restarted = peer.epoch not in (0, link.hello.epoch)
+        self.links.add(link)
+        link.closed.add_done_callback(lambda _: self.links.discard(link))
+        self._generations.setdefault(link.peer.role, link.peer.generation)
+        old = peer.attach(link)
+        if old is not None and link.serves:
+            old.close(Bye(ByeReason.DUPLICATE, "another link is kept"))
+        self._emit(LinkUp(peer.node_id, peer.role, restarted))
+        self.on_linked(peer)
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        peer = self.peers[link.peer_id]
+        if frame.type is FrameType.SWIM:
+            self.on_datagram(peer, frame.payload)
+        else:
+            peer.on_frame(frame)
+
+    def link_heard(self, link: Link) -> None:
+        self.on_heard(self.peers[link.peer_id])
+
+    def link_writable(self, link: Link) -> None:
+        peer = self.peers[link.peer_id]
+        if peer.link is link:
+            peer.pump()
+
+    def link_refused(self, link: Link, error: LinkError) -> None:
+        peer = self.peer(link.peer_id)
+        peer.role, peer.generation = link.peer.role, link.peer.generation
+        peer.last_error = peer.refusal = error
+        self._context.changed.notify()
+
+    def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
+        peer = self.peers[link.peer_id]
+        if peer.detach(link, cause, bye):
+            _log.info("link to %s is down: %s", peer.name, cause)
+            self._emit(LinkDown(peer.node_id, peer.role, cause))
+            self.on_unlinked(peer)
+
+    def _outdated(self, link: Link) -> Bye | None:
+        peer, role = self.peer(link.peer_id), link.peer.role
+        newest = self._generations.get(role, 0)
+        if peer.superseded or link.peer.generation < newest:
+            return Bye(ByeReason.SUPERSEDED, f"{role} is generation {newest} now")
+        if peer.link is not None and link.hello.epoch < peer.epoch:
+            return Bye(ByeReason.SUPERSEDED, "a later process with this node's key is linked")
+        return None
+
+
+def _rank(link: Link) -> tuple[int, int]:
+    return link.kind, 0 if link.dialler_is_lower else 1

@@ -1,0 +1,175 @@
+"""The orchestrator's mailbox, read: which stages are loading or ready, what failed, when something last moved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.cluster.node import Node
+from ppsmoke.errors import DeadlineExceeded, MessageError, StageError
+from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, decode
+from ppsmoke.report.progress import Progress
+from ppsmoke.waiting import Deadline
+
+
+class Inbox:
+    """pump() reads; the others wait for what it has read. Times are of the monotonic clock."""
+
+    def __init__(self, mailbox: Mailbox, progress: Progress, num_stages: int) -> None:
+        self.stage_nodes: dict[str, int] = {}
+        self._mailbox = mailbox
+        self._progress = progress
+        self._num_stages = num_stages
+        self._moved = asyncio.Event()  # set at every message, cleared by who waits
+        self._moved_at = time.monotonic()
+        self._heard: dict[int, tuple[float, str]] = {}
+        self._failure: asyncio.Future[StageError] = asyncio.get_running_loop().create_future()
+        self._expected = 0
+        self._answer: InferenceResponse | None = None
+        self._refusal: StageError | None = None
+
+    async def pump(self) -> NoReturn:
+        """Read messages for ever. One that does not decode is a line in the log, no failure."""
+        while True:
+            delivery = await self._mailbox.receive()
+            try:
+                self._take(decode(delivery.payload), delivery.sender_role)
+            except MessageError as error:
+                self._progress.say(f"ignored a message from {delivery.sender_role}: {error}")
+
+    def _take(self, message: Any, sender_role: str) -> None:
+        match message:
+            case StageStatus():
+                self._take_status(message)
+            case StageFailed(request_id=request_id) if request_id and request_id == self._expected:
+                self._refusal = _error_of(message)
+            case StageFailed():
+                if not self._failure.done():
+                    self._failure.set_result(_error_of(message))
+            case InferenceResponse(request_id=request_id) if request_id == self._expected:
+                self._answer = message
+            case _:
+                self._progress.detail(f"{type(message).__name__} from {sender_role} was not expected")
+                return
+        self._moved_at = time.monotonic()
+        self._moved.set()
+
+    def _take_status(self, status: StageStatus) -> None:
+        self._heard[status.stage] = (time.monotonic(), status.what or status.state)
+        match status.state:
+            case "loading":
+                self._progress.loading(status.stage, status.what, status.done, status.total)
+            case "ready":
+                ready = _object(status.detail_json)
+                self._progress.record.stage_info[status.stage] = ready
+                self._progress.say(_ready_line(ready), stage=status.stage)
+            case _:
+                self._progress.detail(
+                    f"stage {status.stage}: {status.state} {status.what} {status.done}/{status.total}"
+                )
+
+    async def failed(self) -> NoReturn:
+        """Raises what a stage said of a failure that is not the expected request's alone."""
+        raise await asyncio.shield(self._failure)
+
+    async def all_ready(self, deadline: Deadline, *, silence_s: float) -> None:
+        """Every stage said `ready`, and they read the same model. Raises DeadlineExceeded, StageError."""
+        info = self._progress.record.stage_info
+        await self._until(lambda: len(info) == self._num_stages, deadline, silence_s, "waiting for stages to load")
+        prints = {stage: ready.get("fingerprint") for stage, ready in info.items()}
+        if len(set(prints.values())) > 1:
+            raise StageError(
+                "the stages read different model files: "
+                + ", ".join(f"stage {stage} {str(value)[:12]}" for stage, value in sorted(prints.items())),
+                phase="load",
+                hint="the source changed meanwhile, or a cache is stale: run `ppsmoke cache clear`",
+            )
+
+    def expect(self, request_id: int) -> None:
+        """The next answer is to this request; an older one's is ignored."""
+        self._expected, self._answer, self._refusal = request_id, None, None
+        self._moved_at = time.monotonic()
+
+    async def answer(self, deadline: Deadline, *, silence_s: float) -> InferenceResponse:
+        """The expected answer. Raises StageError where a stage refused or failed it; DeadlineExceeded, also after
+        silence_s in which no stage finished a step."""
+
+        def settled() -> bool:
+            return self._answer is not None or self._refusal is not None
+
+        await self._until(settled, deadline, silence_s, "waiting for the answer")
+        if self._refusal is not None:
+            raise self._refusal
+        return self._answer
+
+    async def _until(self, reached, deadline: Deadline, silence_s: float, doing: str) -> None:
+        while not reached():
+            self._moved.clear()
+            quiet_for = time.monotonic() - self._moved_at
+            if deadline.remaining() <= 0:
+                raise deadline.expired(f"{doing} ({self._last_heard()})")
+            if quiet_for >= silence_s:
+                raise DeadlineExceeded(
+                    f"{doing}: nothing has moved for {silence_s:g} s ({self._last_heard()})",
+                    phase=deadline.phase,
+                    stage=self._quietest(),
+                    hint="the stage's last lines show where it hangs; -v shows all it printed",
+                )
+            wait = asyncio.ensure_future(self._moved.wait())
+            try:
+                await asyncio.wait({wait}, timeout=min(deadline.remaining(), silence_s - quiet_for))
+            finally:
+                wait.cancel()
+
+    def _quietest(self) -> int | None:
+        missing = [stage for stage in range(self._num_stages) if stage not in self._heard]
+        return missing[0] if missing else min(self._heard, key=lambda stage: self._heard[stage][0])
+
+    def _last_heard(self) -> str:
+        now = time.monotonic()
+        parts = [
+            f"stage {stage} {now - self._heard[stage][0]:.0f} s ago ({self._heard[stage][1]})"
+            if stage in self._heard
+            else f"stage {stage} never"
+            for stage in range(self._num_stages)
+        ]
+        return "last heard: " + ", ".join(parts)
+
+    def links_json(self, node: Node) -> list[dict[str, Any]]:
+        """Our own links, as `--json` shows them."""
+        return [
+            {
+                "from": node.role,
+                "to": link.role,
+                "path": link.path,
+                "rtt_ms": None if link.rtt_ms is None else round(link.rtt_ms, 3),
+            }
+            for link in node.links()
+        ]
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _ready_line(ready: Mapping[str, Any]) -> str:
+    """ "ready: blocks 0 to 15 of 30 on CPU, 325 MB of weights, loaded in 1.1 s, warmed up in 3.0 s"."""
+    blocks = ready.get("blocks") or ["?", "?"]
+    weights = (ready.get("weight_bytes") or 0) / 1e6
+    return (
+        f"ready: blocks {blocks[0]} to {blocks[-1]} of {ready.get('total_blocks')} on {ready.get('device')}, "
+        f"{weights:.0f} MB of weights, loaded in {ready.get('load_s') or 0:.1f} s, "
+        f"warmed up in {ready.get('warmup_s') or 0:.1f} s"
+    )
+
+
+def _error_of(message: StageFailed) -> StageError:
+    return StageError(message.cause, phase=message.phase, stage=message.stage, hint=message.hint, detail=message.detail)

@@ -1,0 +1,57 @@
+"""What one run is to do: built once by cli.py (or testing.py), frozen, and handed out in pieces."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+
+from ppsmoke.errors import InputError, UsageError
+from ppsmoke.keys import new_run_key
+
+LOOPBACK_MODEL = "smollm2:135m"  # 98 MB, in a wheel: needs no account and no model hub
+WIRE_DTYPES = ("bfloat16", "float16", "float32")
+MAX_STAGES = 64
+MAX_CONTEXT_TOKENS = 131_072
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def new_run_id() -> str:
+    """Eight hex digits; names a run in labels, logs and the environment of its stages."""
+    return secrets.token_hex(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run. Lengths in tokens, times in seconds. Raises UsageError or InputError for values that cannot work."""
+
+    prompt: str = "Say hello"
+    raw: bool = False  # True: no chat template around the prompt
+    max_tokens: int = 64  # spec, section 1
+    model: str = LOOPBACK_MODEL
+    num_stages: int = 2
+    max_context: int = 2048
+    wire_dtype: str = "bfloat16"
+    device: str = ""  # "" lets each stage choose
+    budget_s: float = 300.0  # wall clock for all but destroying; spec, section 1
+    lifetime_s: float | None = None  # a stage ends itself after so long; None: the budget and the time to destroy
+    verbosity: int = 0  # -1 quiet, 0 normal, 1 with the stages' own output and tracebacks
+    as_json: bool = False
+    run_id: str = field(default_factory=new_run_id)
+    run_key: bytes = field(default_factory=new_run_key, repr=False)
+
+    def __post_init__(self) -> None:
+        for what, value, low, high in (
+            ("--max-tokens", self.max_tokens, 1, MAX_CONTEXT_TOKENS),
+            ("--stages", self.num_stages, 1, MAX_STAGES),
+            ("--max-context", self.max_context, 2, MAX_CONTEXT_TOKENS),
+            ("--budget", self.budget_s, 1, 86_400),
+        ):
+            if not low <= value <= high:
+                raise UsageError(f"{what} {value:g} is out of range", hint=f"give {low} to {high:g}")
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise UsageError(f"--wire-dtype {self.wire_dtype} is unknown", hint=f"one of {', '.join(WIRE_DTYPES)}")
+        if _LONE_SURROGATE.search(self.prompt):
+            raise InputError("the prompt is not valid UTF-8", hint="write it in UTF-8, or pipe it in with --prompt -")
+        if not self.model or _LONE_SURROGATE.search(self.model) or "\0" in self.model or "\n" in self.model:
+            raise UsageError("--model is empty or holds characters that no model name has")

@@ -1,0 +1,82 @@
+"""The command line: what it refuses, how it says so, and that nothing of it is a traceback."""
+
+import os
+import sys
+
+import pytest
+
+from ppsmoke import __version__
+from ppsmoke.package import own_command
+from tests.lab.commands import ppsmoke
+from tests.lab.paths import TINY_F32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--stages", "0"], "--stages"),
+        (["--wire-dtype", "int4"], "--wire-dtype"),
+        (["--max-tokens", "many"], "--max-tokens"),
+        (["--no-such-option"], "--no-such-option"),
+        (["--model", ""], "--model"),
+        (["-v", "-q"], "-q"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_usage_and_starts_nothing(arguments, named, tmp_path):
+    said = ppsmoke(*arguments, home=tmp_path)
+    assert said.status == 2 and named in said.stderr and not said.stdout
+    assert "Traceback" not in said.stderr
+
+
+def test_a_prompt_on_stdin_that_is_no_utf8_is_refused_by_its_byte(tmp_path):
+    said = ppsmoke("--prompt", "-", home=tmp_path, stdin=b"caf\xe9")
+    assert said.status == 1 and "byte 3" in said.stderr and len(said.error_lines) <= 3
+
+
+def test_help_names_every_option_and_subcommand_and_the_exit_statuses(tmp_path):
+    said = ppsmoke("--help", home=tmp_path)
+    assert said.status == 0
+    for word in ("--prompt", "--raw", "--wire-dtype", "--json", "package", "cache", "smollm2:135m", "exit status"):
+        assert word in said.stdout
+
+
+def test_the_version_is_the_packages(tmp_path):
+    assert ppsmoke("--version", home=tmp_path).stdout.startswith(f"ppsmoke {__version__}")
+
+
+def test_a_package_that_cannot_be_written_is_one_line_and_a_hint(tmp_path):
+    said = ppsmoke("package", "-o", str(tmp_path / "no" / "such" / "folder.pyz"), home=tmp_path)
+    assert said.status == 1 and len(said.error_lines) == 2 and "hint:" in said.stderr
+
+
+def test_the_cache_is_shown_and_cleared_and_nothing_else_is_touched(tmp_path):
+    folder = tmp_path / "cache" / "ppsmoke"
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").write_bytes(b"x" * 2_000_000)
+    (tmp_path / "cache" / "other").touch()
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    shown = ppsmoke("cache", home=tmp_path, environment=environment)
+    assert shown.status == 0 and "2.0 MB" in shown.stdout and "model.gguf" in shown.stdout
+    cleared = ppsmoke("cache", "clear", home=tmp_path, environment=environment)
+    assert cleared.status == 0 and not (folder / "model.gguf").exists() and (tmp_path / "cache" / "other").exists()
+    assert "0.0 MB" in ppsmoke("cache", home=tmp_path, environment=environment).stdout
+
+
+@pytest.mark.parametrize("missing", ["tinygrad", "numpy"])
+def test_a_python_that_cannot_compute_is_told_what_to_install(missing, tmp_path):
+    blocker = tmp_path / "site"
+    blocker.mkdir()
+    (blocker / "sitecustomize.py").write_text(
+        "import importlib.util\nfound = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *a: None if name == {missing!r} else found(name, *a)\n"
+    )
+    path = os.pathsep.join([str(blocker), own_command()[1].get("PYTHONPATH", "")])
+    said = ppsmoke("--model", str(TINY_F32), home=tmp_path, environment={"PYTHONPATH": path})
+    assert said.status == 1 and missing in said.error_lines[0] and "pip install" in said.error_lines[1]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 11), reason="only Python 3.10 cannot compute a stage")
+def test_python_3_10_is_told_that_a_stage_needs_3_11(tmp_path):
+    said = ppsmoke("--model", str(TINY_F32), home=tmp_path)
+    assert said.status == 1 and "3.11" in said.error_lines[0]
