@@ -32,15 +32,28 @@ def disable() -> None:
 def packed_product(groups: int, inner: int, tokens: int) -> tuple[Any, ...]:
     """For a (groups, tokens, LANES) result summed over `inner`, weights packed (groups, inner, LANES): CPU.
 
-    The lanes become vector registers; a few token rows or row groups beside them share each load.
+    The lanes become vector registers; a few tokens or groups beside them share each load.
     """
-    if tokens == 1:  # axes: groups, lanes
-        side = _largest((4, 3, 2), groups)
-        return _options(("UPCAST", 1, LANES), ("UPCAST", 0, side), ("UNROLL", 0, _largest((4, 2), inner)))
-    # axes: groups, tokens, lanes
-    return _options(
-        ("UPCAST", 2, LANES), ("UPCAST", 1, _largest((8, 4, 2), tokens)), ("UNROLL", 0, _largest((4, 2), inner))
-    )
+    return _options(*_lanes_and_side(groups, tokens), ("UNROLL", 0, _largest((4, 2), inner)))
+
+
+def gated_product(groups: int, inner: int, tokens: int) -> tuple[Any, ...]:
+    """Like packed_product(), for two such sums in one kernel."""
+    unroll = _largest((4, 2), inner)
+    return _options(*_lanes_and_side(groups, tokens), ("UNROLL", 0, unroll), ("UNROLL", 1, unroll))
+
+
+def _lanes_and_side(groups: int, tokens: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
+    """Axes are groups, tokens, lanes; an axis of one is none. Four beside the lanes: more spills registers."""
+    if tokens == 1:
+        return ("UPCAST", 1, LANES), ("UPCAST", 0, _largest((4, 3, 2), groups))
+    return ("UPCAST", 2, LANES), ("UPCAST", 1, _largest((4, 2), tokens))
+
+
+def shared_heads(share: int, axis: int) -> tuple[Any, ...]:
+    """For attention's (kv_heads, share, ..., vector) results: the vector axis in registers, heads that share a key
+    head beside it."""
+    return _options(("UPCAST", axis, LANES), ("UPCAST", 1, _largest((4, 3, 2), share)))
 
 
 def row_product(inner: int) -> tuple[Any, ...]:

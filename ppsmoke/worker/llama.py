@@ -6,7 +6,8 @@ The block works on (tokens, dim) float32 activations; weights are float32 or flo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 from tinygrad import Tensor, UOp, dtypes
@@ -14,6 +15,7 @@ from tinygrad import Tensor, UOp, dtypes
 from ppsmoke.errors import GgufError
 from ppsmoke.worker import kernel_options
 from ppsmoke.worker.gguf import Gguf
+from ppsmoke.worker.kernel_options import LANES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +127,10 @@ class Shared:
 
 @dataclass(frozen=True)
 class Block:
-    """One block's tensors on the device, in the order in which run_block takes them.
+    """One block's tensors on the device, in the order in which they are passed about.
 
-    qkv and gate_up are matrices stacked by rows. kv is the cache: (2, kv_heads, length, head_dim).
+    qkv and gate_up are matrices stacked by rows. The cache: keys (kv_heads, head_dim, length), so that many positions
+    lie side by side, and values (kv_heads, length, head_dim).
     """
 
     attn_norm: Tensor
@@ -136,89 +139,139 @@ class Block:
     ffn_norm: Tensor
     gate_up: Tensor
     ffn_down: Tensor
-    kv: Tensor
+    keys: Tensor
+    values: Tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (
-            self.attn_norm,
-            self.qkv,
-            self.attn_output,
-            self.ffn_norm,
-            self.gate_up,
-            self.ffn_down,
-            self.kv,
-        )
-
-
-TENSORS_PER_BLOCK = 7
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def run_block(x: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
     """One block on (tokens, dim), same shape out; its keys and values are written to the cache from `position` on."""
-    attended = _attend(rms_norm(x, block.attn_norm, config), block, shared, config, position)
-    x = (x + multiply(attended, block.attn_output)).contiguous()
-    gate_up = multiply(rms_norm(x, block.ffn_norm, config), block.gate_up)
-    gate, up = gate_up[:, : config.ffn_dim], gate_up[:, config.ffn_dim :]
-    return x + multiply((gate.silu() * up).contiguous(), block.ffn_down)
+    projected = multiply(rms_norm(x, block.attn_norm, config), block.qkv)
+    attend = _attend_one if x.shape[0] == 1 else _attend_many
+    x = multiply(attend(projected, block, shared, config, position), block.attn_output, add=x)
+    return multiply(_gated(rms_norm(x, block.ffn_norm, config), block.gate_up), block.ffn_down, add=x)
 
 
 def rms_norm(x: Tensor, weight: Tensor, config: LlamaConfig) -> Tensor:
-    return (x * (x.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt() * weight).contiguous()
+    scale = (x.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt().contiguous()
+    normed = x * scale * weight
+    return normed if x.shape[0] == 1 else normed.contiguous()  # one row's is cheaper computed where it is read
 
 
-def multiply(x: Tensor, weights: Tensor) -> Tensor:
-    """(tokens, inner) times the transposed matrix: (tokens, rows). Weights as packed by `weights.py`, or in rows."""
+def multiply(x: Tensor, weights: Tensor, *, add: Tensor | None = None) -> Tensor:
+    """(tokens, inner) times the transposed matrix, plus `add`: (tokens, rows). Weights packed or in rows."""
     tokens, inner = x.shape
-    if len(weights.shape) == 3:  # (groups, inner, lanes)
-        groups, _, lanes = weights.shape
-        if tokens == 1:
-            product = (weights.cast(dtypes.float32) * x.reshape(1, inner, 1)).sum(1)
-        else:
-            product = (
-                weights.cast(dtypes.float32).reshape(groups, 1, inner, lanes) * x.reshape(1, tokens, inner, 1)
-            ).sum(2)
-        options = kernel_options.packed_product(groups, inner, tokens)
-        product = _computed(product, options).reshape(groups, tokens, lanes)
-        return product.permute(1, 0, 2).reshape(tokens, groups * lanes)
-    if tokens == 1:
-        product = (weights.cast(dtypes.float32) * x).sum(-1)
-        options = () if weights.dtype == dtypes.float32 else kernel_options.row_product(inner)
-        return _computed(product, options).reshape(1, -1)
-    return x.cast(weights.dtype).matmul(weights.transpose(), dtype=dtypes.float32).contiguous()
+    if _is_packed(weights):
+        product = _packed_product(x, weights)
+        if add is not None:
+            product = product + add.reshape(tokens, *product.shape[::2]).transpose(0, 1)
+        return _from_groups(_computed(product, kernel_options.packed_product(weights.shape[0], inner, tokens)))
+    if tokens > 1:
+        product = x.cast(weights.dtype).matmul(weights.transpose(), dtype=dtypes.float32)
+        return (product if add is None else product + add).contiguous()
+    product = (weights.cast(dtypes.float32) * x).sum(-1).reshape(1, -1)
+    options = () if weights.dtype == dtypes.float32 else kernel_options.row_product(inner)
+    return _computed(product if add is None else product + add, options)
+
+
+def _gated(x: Tensor, gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of the two stacked matrices: (tokens, ffn_dim)."""
+    tokens, inner = x.shape
+    half = gate_up.shape[0] // 2
+    if _is_packed(gate_up):  # both products in one kernel
+        gate, up = _packed_product(x, gate_up[:half]), _packed_product(x, gate_up[half:])
+        return _from_groups(_computed(gate.silu() * up, kernel_options.gated_product(half, inner, tokens)))
+    both = multiply(x, gate_up)
+    return (both[:, :half].silu() * both[:, half:]).contiguous()
+
+
+def _is_packed(weights: Tensor) -> bool:
+    return len(weights.shape) == 3  # (groups, inner, lanes): weights.py
+
+
+def _packed_product(x: Tensor, weights: Tensor) -> Tensor:
+    """(groups, tokens, lanes): groups outside, so that a group's weights stay near while all tokens pass."""
+    (tokens, inner), (groups, _, lanes) = x.shape, weights.shape
+    return (weights.reshape(groups, 1, inner, lanes) * x.reshape(1, tokens, inner, 1)).sum(2)
+
+
+def _from_groups(product: Tensor) -> Tensor:
+    groups, tokens, lanes = product.shape
+    return product.transpose(0, 1).reshape(tokens, groups * lanes)
 
 
 def _computed(result: Tensor, options: tuple) -> Tensor:
     return result.contiguous(arg=options) if options else result.contiguous()
 
 
-def _attend(x: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
-    """Causal attention of normed (tokens, dim) over the cache and themselves: (tokens, heads * head_dim)."""
-    tokens, kv_heads, head_dim = x.shape[0], config.kv_heads, config.head_dim
-    queries_end = config.heads * head_dim
-    projected = multiply(x, block.qkv)
+def _attend_one(projected: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
+    """Causal attention of one token over the cache and itself: (1, heads * head_dim).
+
+    The cache is read in groups of LANES positions; what is beyond `position` in the last group counts as -inf.
+    """
+    kv_heads, head_dim, (share, options) = config.kv_heads, config.head_dim, _heads_of(block, config)
+    queries = _cached(projected, block, shared, config, position).contiguous()
+    groups, stored = position // LANES + 1, shared.positions.shape[0] // LANES
+    keys = block.keys.reshape(kv_heads, 1, head_dim, stored, LANES)[:, :, :, :groups].permute(0, 1, 3, 4, 2)
+    values = block.values.reshape(kv_heads, 1, stored, LANES, head_dim)[:, :, :groups]
+    here = shared.positions.reshape(1, 1, stored, LANES)[:, :, :groups]
+    seen = here <= shared.positions[position : position + 1].reshape(1, 1, 1, 1)
+
+    scores = (queries.reshape(kv_heads, share, 1, 1, head_dim) * keys.cast(dtypes.float32)).sum(-1)
+    scores = _computed(seen.where(scores, -math.inf), options(3))
+    powers = (scores - scores.max((2, 3), keepdim=True)).exp().contiguous()
+    sums = powers.sum((2, 3)).reshape(kv_heads, share, 1).contiguous()
+    attended = (powers.reshape(kv_heads, share, groups, LANES, 1) * values.cast(dtypes.float32)).sum((2, 3))
+    return _computed(attended / sums, options(2)).reshape(1, -1)
+
+
+def _attend_many(projected: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
+    """Causal attention of a chunk over the cache and itself: (tokens, heads * head_dim).
+
+    Tokens lie innermost where keys are summed, head_dim where values are: there vectors are full.
+    """
+    kv_heads, head_dim, (share, options) = config.kv_heads, config.head_dim, _heads_of(block, config)
+    tokens, end = projected.shape[0], position + projected.shape[0]
+    queries = _cached(projected, block, shared, config, position)  # (heads, tokens, head_dim)
+    queries = queries.reshape(kv_heads, share, 1, tokens, head_dim).transpose(3, 4).contiguous()
+    keys = block.keys[:, :, :end].transpose(1, 2).reshape(kv_heads, 1, end, head_dim, 1)
+    values = block.values[:, :end].reshape(kv_heads, 1, end, 1, head_dim)
+    here = shared.positions[position:end].reshape(1, 1, 1, tokens)
+    seen = shared.positions[:end].reshape(1, 1, end, 1) <= here
+
+    scores = (queries * keys.cast(dtypes.float32)).sum(3)
+    scores = _computed(seen.where(scores, -math.inf), options(3))
+    powers = (scores - scores.max(2, keepdim=True)).exp().contiguous()
+    sums = powers.sum(2).reshape(kv_heads, share, tokens, 1).contiguous()
+    attended = (powers.reshape(kv_heads, share, end, tokens, 1) * values.cast(dtypes.float32)).sum(2)
+    attended = _computed(attended / sums, options(3))
+    return attended.reshape(config.heads, tokens, head_dim).transpose(0, 1).reshape(tokens, -1).contiguous()
+
+
+def _heads_of(block: Block, config: LlamaConfig) -> tuple[int, Callable[[int], tuple]]:
+    """How many heads share a key head, and the kernel options of a sum whose vector axis is the given one."""
+    share = config.heads // config.kv_heads
+    packed = _is_packed(block.qkv) and config.head_dim % LANES == 0
+    return share, lambda axis: kernel_options.shared_heads(share, axis) if packed else ()
+
+
+def _cached(projected: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
+    """Rotate queries and keys, put keys and values into the cache; the queries, scaled, (heads, tokens, head_dim)."""
+    tokens, kv_heads, head_dim = projected.shape[0], config.kv_heads, config.head_dim
+    end, queries_end = position + tokens, config.heads * head_dim
 
     def by_head(start: int, heads: int) -> Tensor:  # (heads, tokens, head_dim)
         return projected[:, start : start + heads * head_dim].reshape(tokens, heads, head_dim).transpose(0, 1)
 
-    cosines, sines = (
-        table[position : position + tokens].reshape(1, tokens, -1) for table in (shared.cosines, shared.sines)
-    )
-    queries = _rotate(by_head(0, config.heads), cosines, sines)
-    keys = _rotate(by_head(queries_end, kv_heads), cosines, sines)
+    tables = (shared.cosines, shared.sines)
+    cosines, sines = (table[position:end].reshape(1, tokens, -1) for table in tables)
+    keys = _rotate(by_head(queries_end, kv_heads), cosines, sines).transpose(1, 2)
     values = by_head(queries_end + kv_heads * head_dim, kv_heads)
-    cache = block.kv
-    cache[:, :, position : position + tokens, :].assign(Tensor.stack(keys, values).cast(cache.dtype)).realize()
-    keys, values = (cache[which, :, : position + tokens].cast(dtypes.float32) for which in (0, 1))
-
-    # Heads that share keys stand together: (kv_heads, heads / kv_heads, tokens, head_dim).
-    queries = (queries * (1 / math.sqrt(head_dim))).reshape(kv_heads, -1, tokens, head_dim).contiguous()
-    scores = queries @ keys.unsqueeze(1).transpose(2, 3)
-    if tokens > 1:
-        ours = shared.positions[position : position + tokens].reshape(tokens, 1)
-        theirs = shared.positions[: position + tokens].reshape(1, position + tokens)
-        scores = (theirs <= ours).where(scores, -math.inf)
-    attended = scores.softmax(-1) @ values.unsqueeze(1)
-    return attended.reshape(config.heads, tokens, head_dim).transpose(0, 1).reshape(tokens, -1).contiguous()
+    block.keys[:, :, position:end].assign(keys.cast(block.keys.dtype)).realize()
+    block.values[:, position:end].assign(values.cast(block.values.dtype)).realize()
+    return _rotate(by_head(0, config.heads), cosines, sines) * (1 / math.sqrt(head_dim))
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

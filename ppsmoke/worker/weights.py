@@ -171,5 +171,6 @@ def load_block(reader: Reader, place: Placement, config: LlamaConfig, block: int
         ffn_norm=place.vector(floats("ffn_norm")),
         gate_up=place.matrix([floats("ffn_gate"), floats("ffn_up")]),
         ffn_down=place.matrix([floats("ffn_down")]),
-        kv=place.zeros((2, config.kv_heads, cache_length, config.head_dim), dtype=place.weight_dtype),
+        keys=place.zeros((config.kv_heads, config.head_dim, cache_length), dtype=place.weight_dtype),
+        values=place.zeros((config.kv_heads, cache_length, config.head_dim), dtype=place.weight_dtype),
     )
