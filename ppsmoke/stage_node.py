@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from ppsmoke import models
 from ppsmoke.cluster.addresses import Address, Endpoint
 from ppsmoke.cluster.events import Event, LinkDown, LinkUp, MemberChanged
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import EnvironmentLacks, InputError, SmokeError
+from ppsmoke.errors import DeadlineExceeded, EnvironmentLacks, InputError, SmokeError
 from ppsmoke.node_settings import NodeSettings
 from ppsmoke.package import code_hash
 from ppsmoke.pipeline.bridge import Bridge
@@ -34,6 +35,7 @@ from ppsmoke.waiting import Deadline, cancel_and_reap, running, to_the_end
 from ppsmoke.worker.start import DEFAULT_TARGET
 
 ORCHESTRATOR_GONE_S = 90.0  # six times what a run bears without a link: by then it has failed and waits for nobody
+SEED_DIAL_S = 5.0  # for each of SEED_ADDR's addresses, in turn
 REPORT_BUDGET_S = 20.0  # for the orchestrator to dial us, should we fail before it has
 WORKER_END_BUDGET_S = 10.0
 OLDEST_PYTHON = (3, 11)  # tinygrad's own demand
@@ -64,12 +66,14 @@ def main(environment: MutableMapping[str, str] = os.environ) -> int:
 
 async def _live(settings: NodeSettings) -> Ending:
     with _ended_by_signals() as ended:
-        if settings.lifeline:
-            await _hold_lifeline(ended)
         asyncio.get_running_loop().call_later(
             settings.lifetime_s, _end, ended, Ending(f"its lifetime of {settings.lifetime_s:g} s has passed", 1)
         )
-        async with _joined(settings) as node, running(_watch_orchestrator(node, settings, ended), name="watch"):
+        async with (
+            _lifeline(ended, wanted=settings.lifeline),
+            _joined(settings) as node,
+            running(_watch_orchestrator(node, settings, ended), name="watch over the orchestrator"),
+        ):
             work = asyncio.ensure_future(_work(node, settings))
             try:
                 await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,10 +184,12 @@ async def _watch_orchestrator(node: Node, settings: NodeSettings, ended: asyncio
 
 
 async def _dial_seed(node: Node, settings: NodeSettings) -> None:
-    if not settings.seed.addresses:
-        return
-    host, port = settings.seed.addresses[0]
-    await node.dial(Endpoint(ORCHESTRATOR_ROLE, 0, settings.seed.node_id, host, port, None))
+    """One address after the other until there is a link; then the node keeps it up. Without one it dials us."""
+    for host, port in itertools.cycle(settings.seed.addresses):
+        endpoint = Endpoint(ORCHESTRATOR_ROLE, 0, settings.seed.node_id, host, port, None)
+        with suppress(DeadlineExceeded):
+            await Deadline.after(SEED_DIAL_S).wait(node.dial(endpoint), doing="dialling the orchestrator")
+            return
 
 
 def _end(ended: asyncio.Future[Ending], ending: Ending) -> None:
@@ -206,13 +212,21 @@ def _ended_by_signals() -> Iterator[asyncio.Future[Ending]]:
             loop.remove_signal_handler(number)
 
 
-async def _hold_lifeline(ended: asyncio.Future[Ending]) -> None:
+@asynccontextmanager
+async def _lifeline(ended: asyncio.Future[Ending], *, wanted: bool) -> AsyncIterator[None]:
     """End when stdin does. Raises InputError where stdin could not tell: a file, a terminal or /dev/null."""
+    if not wanted:
+        yield
+        return
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         raise InputError("PPSMOKE_NODE_LIFELINE asks for stdin, which is no pipe")
     pipe = os.fdopen(os.dup(0), "rb", 0)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: _Lifeline(ended), pipe)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _Lifeline(ended), pipe)
+    try:
+        yield
+    finally:
+        transport.close()
 
 
 class _Lifeline(asyncio.Protocol):

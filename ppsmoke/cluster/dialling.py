@@ -18,7 +18,6 @@ from ppsmoke.errors import LinkError
 from ppsmoke.waiting import cancel_and_reap
 
 STAGGER_S = 0.25  # between the candidates of one peer (facts/network.md, 4.6)
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # full jitter below a ceiling that doubles
 ACCEPTOR_PAUSE_S = 1.0  # whoever dialled the lost link is first to dial it again
 KEY_REFUSALS = 3  # a hang-up may be chance once or twice
 
@@ -65,7 +64,8 @@ class Dialler:
                     peer.refusal = error
                 self._changed.notify()
             failures += 1
-            pause_s = self._rng.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
+            timing = self._maker.timing
+            pause_s = self._rng.uniform(0, min(timing.redial_most_s, timing.redial_s * 2 ** min(failures, 10)))
 
     async def _linked_meanwhile(self, peer: Peer, pause_s: float) -> bool:
         """Wait, but not longer than until the peer has dialled us or is no longer wanted."""

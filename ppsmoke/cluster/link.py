@@ -30,6 +30,8 @@ class LinkTiming:
     ping_after_s: float = 5.0  # of silence
     down_after_s: float = 15.0  # without a byte
     bye_s: float = 2.0  # reading on after a BYE, so that no RST takes it from the peer
+    redial_s: float = 0.5  # pauses between dials: full jitter below a ceiling that doubles from here,
+    redial_most_s: float = 8.0  # up to here
 
 
 class DuplicateLink(LinkError):

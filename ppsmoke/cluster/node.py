@@ -10,6 +10,7 @@ import logging
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import NoReturn
@@ -128,6 +129,16 @@ class Node:
     @property
     def udp_port(self) -> int | None:
         return self._membership.udp_port
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What became of the sockets that others opened here: accepted, strangers, evicted, refused, linked."""
+        return self._listener.counts
+
+    @property
+    def last_refusal(self) -> str:
+        """Why the latest handshake of a socket opened here failed."""
+        return self._listener.last_refusal
 
     @property
     def seed_addr(self) -> str:

@@ -122,17 +122,16 @@ class Peer:
     async def send(self, mailbox: str, pieces: Sequence[bytes]) -> None:
         """Returns once the message is in the window. Raises LinkLost."""
         life = self.epoch
-        while self.epoch == 0 or not self.session.has_room:
+        while True:
             lost_in_s = self.lost_in_s()
-            if lost_in_s is not None and lost_in_s <= 0:
+            if self.left is not None or (lost_in_s is not None and lost_in_s <= 0):
                 raise self.lost_error()
-            await self._changed.wait(lost_in_s)
             if life and self.epoch != life:
                 raise LinkLost(f"{self.name} has restarted: what it knew is gone")
+            if self.epoch and self.session.has_room:
+                break
             life = self.epoch
-        lost_in_s = self.lost_in_s()
-        if lost_in_s is not None and lost_in_s <= 0:
-            raise self.lost_error()
+            await self._changed.wait(lost_in_s)
         self.session.offer(mailbox, pieces)
         self.pump()
 

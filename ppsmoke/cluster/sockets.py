@@ -6,6 +6,7 @@ The preamble is read from the raw socket to the byte: a stream reader would swal
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 import ssl
@@ -41,7 +42,7 @@ class LinkMaker:
 
     async def dial(self, candidate: Candidate, *, peer_id: str, name: str) -> Link:
         """A link that is up. Raises LinkError; HelloRefused and KeyRefused among them."""
-        where = f"{name} at {candidate.host}:{candidate.tcp_port}"
+        where = f"{candidate.host}:{candidate.tcp_port}"
         connecting = _within(self.timing.connect_s, _connect(candidate), name=where, doing="nobody answered")
         raw = RawSocket(await connecting)
         try:
@@ -237,5 +238,7 @@ async def _within(seconds: float, coroutine: Coroutine[Any, Any, Any], *, name: 
         return await Deadline.after(seconds).wait(coroutine, doing=doing)
     except DeadlineExceeded as error:
         raise LinkError(f"{name}: {doing} within {seconds:g} s") from error
-    except OSError as error:
-        raise LinkError(f"{name}: {error.strerror or error}") from error
+    except socket.gaierror as error:
+        raise LinkError(f"{name}: no such host ({error.strerror})") from error
+    except OSError as error:  # asyncio puts its own words in strerror
+        raise LinkError(f"{name}: {os.strerror(error.errno) if error.errno else error}") from error

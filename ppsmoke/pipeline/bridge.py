@@ -21,9 +21,10 @@ from ppsmoke.errors import StageError, WorkerLost, WorkerRefused
 from ppsmoke.pipeline.lines import LineReader, StderrTail
 from ppsmoke.worker import start
 
-MAX_LINE_BYTES = 16 << 20  # a reply of 2,048 positions of width 2,048 in float32 is 22 MB, but chunks keep far below
-CLOSE_GRACE_S = 2.0  # an idle worker leaves 25 ms after the end of its input; a computing one is killed after 1 s
+MAX_LINE_BYTES = 16 << 20  # a chunk's hidden states, 8 MiB at most (operations.py), are 11 MiB as base64
+CLOSE_GRACE_S = 2.0  # an idle worker leaves 25 ms after the end of its input
 TAIL_WAIT_S = 0.5  # stderr ends with the worker's last grandchild, and we have just killed those
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # a million emoji stay 4 MB
 
 
 class Bridge:
@@ -97,7 +98,7 @@ class Bridge:
         self._calls.append((fields.get("request_id"), answer))
         overdue = loop.call_later(deadline_s, self._kill, f"{op} was not answered within {deadline_s:g} s")
         try:
-            self._requests.write(json.dumps({"op": op, **fields}, ensure_ascii=False).encode() + b"\n")
+            self._requests.write(_to_json({"op": op, **fields}).encode() + b"\n")
             reply = await answer
         finally:
             overdue.cancel()
@@ -106,11 +107,14 @@ class Bridge:
         return reply
 
     async def close(self) -> None:
-        """End the worker and all it started: end of input, a grace, then SIGKILL to its group. May be called again."""
+        """End the worker and all it started: end of input, a grace, then SIGKILL to its group. May be called again.
+        One that loads or computes does not look at its input, and nobody waits for the result: it gets no grace."""
         if not self._died.is_set():
+            is_idle = self.ready.done() and not self._calls
             self._cause = self._cause or "ended by its node"
             self._requests.close()
-            await asyncio.wait({self._burial}, timeout=CLOSE_GRACE_S)
+            if is_idle:
+                await asyncio.wait({self._burial}, timeout=CLOSE_GRACE_S)
             self._kill(self._cause)
         await asyncio.shield(self._burial)
 
@@ -198,8 +202,11 @@ class Bridge:
         self.lost.set_result(error)
 
     def _obituary(self, code: int) -> WorkerLost:
-        how = f"killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"exited with status {code}"
-        cause = self._cause or f"the worker was {how}" if code < 0 else self._cause or f"the worker {how}"
+        if code < 0:
+            cause = f"the worker was killed by signal {-code} ({_signal_name(-code)})"
+        else:
+            cause = f"the worker exited with status {code}"
+        cause = self._cause or cause
         hint = ""
         if code == -signal.SIGKILL and not self._cause:
             hint = "the system may have run out of memory: try a smaller model or --max-context"

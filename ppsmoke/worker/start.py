@@ -88,7 +88,11 @@ def _serve(target: str, requests: BinaryIO, replies: BinaryIO, *, parent: int) -
         failure = {"kind": "import", "message": f"{target} cannot be imported: {error}", "hint": ""}
         write_all(replies, json.dumps({"status": "failed", "error": failure}).encode() + b"\n")
         return 1
-    return serve(requests, replies)
+    status = serve(requests, replies)
+    # Our node may be gone, and then nobody else ends what we have started; ourselves we go with our own status.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    return status
 
 
 def _end_with_parent(fd: int, parent: int) -> None:

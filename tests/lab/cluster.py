@@ -106,5 +106,16 @@ def within(awaitable: Any, doing: str = "a step of the scenario") -> Any:
     return Deadline.after(WAIT_S).wait(awaitable, doing=doing)
 
 
+async def next_event(events: asyncio.Queue[Any], *kinds: type) -> Any:
+    """The next event of these kinds; others before it are skipped."""
+
+    async def find() -> Any:
+        while not isinstance(event := await events.get(), kinds):
+            pass
+        return event
+
+    return await within(find(), f"an event of {[kind.__name__ for kind in kinds]}")
+
+
 # Everything about silence, fast: a tenth of a second where a run has seconds.
-IMPATIENT = LinkTiming(connect_s=2.0, handshake_s=2.0, ping_after_s=0.1, down_after_s=0.3, bye_s=0.5)
+IMPATIENT = LinkTiming(connect_s=2.0, handshake_s=2.0, ping_after_s=0.1, down_after_s=0.3, bye_s=0.5, redial_s=0.01)

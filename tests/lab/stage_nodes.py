@@ -24,7 +24,7 @@ from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, Stage
 from ppsmoke.pipeline.names import ENTRY_NAME, ORCHESTRATOR_MAILBOX, may_own, stage_role
 from ppsmoke.waiting import Deadline
 from tests.lab import still_worker
-from tests.lab.processes import group_is_empty
+from tests.lab.processes import group_is_empty, until
 
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2:135m"  # its fingerprint alone: still workers load nothing
@@ -87,8 +87,9 @@ class StageProcess:
 class Lab:
     """The orchestrator's node, and its stages."""
 
-    def __init__(self, node: Node, stages: list[StageProcess]) -> None:
+    def __init__(self, node: Node, stages: list[StageProcess], node_stack: AsyncExitStack) -> None:
         self.node, self.stages = node, stages
+        self.leave = node_stack.aclose  # the orchestrator's node ends, and tells the others
         self.mailbox = node.mailbox(ORCHESTRATOR_MAILBOX)
         self.statuses: list[StageStatus] = []
 
@@ -133,15 +134,44 @@ class Lab:
                     return message
 
 
+def stage_environment(authority: RunAuthority, folder: Path, stage: int, num_stages: int) -> dict[str, str]:
+    """All of a stage node's environment but where its cluster is; its certificates are written to the folder."""
+    identity = authority.mint(stage_role(stage, num_stages))
+    certificates = {"ca": identity.ca_der, "leaf": identity.leaf_der}
+    path = folder / f"certs-{stage}.json"
+    path.write_text(json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}))
+    return {
+        "PATH": os.environ["PATH"],
+        "STAGE": str(stage),
+        "NUM_STAGES": str(num_stages),
+        "MODEL": MODEL,
+        "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
+        "PPSMOKE_NODE_CERTS": str(path),
+        "PPSMOKE_NODE_LIFETIME_S": "60",
+        "PPSMOKE_NODE_LIFELINE": "stdin",
+        "PPSMOKE_NODE_WORKER": still_worker.TARGET,
+        "STILL_PIDS": str(folder / f"pids-{stage}"),
+    }
+
+
 @asynccontextmanager
 async def lab(
-    tmp_path: Path, num_stages: int, *, environments: dict[int, dict[str, str]] | None = None, **environment: str
+    tmp_path: Path,
+    num_stages: int,
+    *,
+    seed: str = "",
+    environments: dict[int, dict[str, str]] | None = None,
+    **environment: str,
 ) -> AsyncIterator[Lab]:
-    """Node processes that listen, not yet gathered. At the end all have ended: that nothing is left is asserted."""
+    """Node processes that listen, not yet gathered. At the end all have ended: that nothing is left is asserted.
+
+    seed: addresses for SEED_ADDR, "{own}" in it being the orchestrator's; none: it dials them.
+    """
     run_key = new_run_key()
     authority, cluster_key = RunAuthority(run_key), derive(run_key, "cluster")
     async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(
+        node_stack = await stack.enter_async_context(AsyncExitStack())
+        node = await node_stack.enter_async_context(
             Node.listening(
                 authority.mint("orchestrator"),
                 cluster_key=cluster_key,
@@ -152,32 +182,15 @@ async def lab(
         )
         stages = []
         for stage in range(num_stages):
-            identity = authority.mint(stage_role(stage, num_stages))
-            certificates = {"ca": identity.ca_der, "leaf": identity.leaf_der}
-            path = tmp_path / f"certs-{stage}.json"
-            path.write_text(json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}))
-            pids = tmp_path / f"pids-{stage}"
-            own = {
-                "PATH": os.environ["PATH"],
-                "STAGE": str(stage),
-                "NUM_STAGES": str(num_stages),
-                "SEED_ADDR": node.node_id,
-                "MODEL": MODEL,
-                "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
-                "PPSMOKE_NODE_CLUSTER_KEY": cluster_key.hex(),
-                "PPSMOKE_NODE_CERTS": str(path),
-                "PPSMOKE_NODE_LIFETIME_S": "60",
-                "PPSMOKE_NODE_LIFELINE": "stdin",
-                "PPSMOKE_NODE_WORKER": still_worker.TARGET,
-                "STILL_PIDS": str(pids),
-                **environment,
-                **(environments or {}).get(stage, {}),
-            }
-            process = StageProcess(own, pids)
-            stack.callback(process.end)
+            own = stage_environment(authority, tmp_path, stage, num_stages)
+            own["PPSMOKE_NODE_CLUSTER_KEY"] = cluster_key.hex()
+            own["SEED_ADDR"] = node.node_id + seed.replace("{own}", f"127.0.0.1:{node.tcp_port}")
+            own |= {**environment, **(environments or {}).get(stage, {})}
+            process = StageProcess(own, Path(own["STILL_PIDS"]))
+            stack.push_async_callback(asyncio.to_thread, process.end)
             stages.append(process)
         await asyncio.gather(*(process.first_line() for process in stages))
-        yield Lab(node, stages)
+        yield Lab(node, stages, node_stack)
     for process in stages:
         for pgid in (process.process.pid, *process.pids[:1]):
-            assert group_is_empty(pgid)
+            until(lambda pgid=pgid: group_is_empty(pgid), within_s=3)  # the resource tracker is the last to go

@@ -224,11 +224,14 @@ def test_a_busy_worker_and_its_children_end_when_the_node_is_killed(tmp_path):
     host.communicate(timeout=10)
 
 
-def test_an_idle_worker_ends_when_the_node_is_killed():
-    host, seen = start_host([sys.executable, "-m", "tests.lab.bridge_host"])
+def test_an_idle_worker_and_its_children_end_when_the_node_is_killed(tmp_path):
+    pids = tmp_path / "pids"
+    host, _ = start_host(
+        [sys.executable, "-m", "tests.lab.bridge_host"], STILL_PIDS=str(pids), STILL_FAULT="child@load"
+    )
     host.stdout.readline()  # ready
     host.kill()
-    until(lambda: not is_alive(seen["worker"]), within_s=3)
+    until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()), within_s=3)
     host.communicate(timeout=10)
 
 

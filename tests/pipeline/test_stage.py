@@ -7,9 +7,17 @@ import json
 
 import pytest
 
-from ppsmoke.cluster.addresses import Address
+from ppsmoke.cluster.addresses import Address, Delivery
 from ppsmoke.errors import WorkerLost
-from ppsmoke.pipeline.messages import InferenceResponse, NextToken, Reset, StageActivation, StageFailed, encode
+from ppsmoke.pipeline.messages import (
+    InferenceRequest,
+    InferenceResponse,
+    NextToken,
+    Reset,
+    StageActivation,
+    StageFailed,
+    encode,
+)
 from tests.lab import still_worker
 from tests.pipeline.memory_net import ASKER, chain
 
@@ -56,7 +64,7 @@ def test_an_answer_is_clipped_where_prompt_and_answer_fill_the_context(num_stage
     assert response.finish_reason == "length"
 
 
-@pytest.mark.parametrize("num_stages", STAGES)
+@pytest.mark.parametrize("num_stages", [1, 3])
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "words"),
     [
@@ -283,8 +291,6 @@ def test_messages_from_whoever_may_not_send_them_change_nothing():
 def test_bytes_that_are_no_message_are_reported_and_the_stage_lives_on():
     async def scenario():
         async with chain(1) as pipeline:
-            from ppsmoke.cluster.addresses import Delivery
-
             queue = pipeline.net.queues[pipeline.net.names["pp-entry"].node_id]
             queue.put_nowait(Delivery(ASKER.node_id, "orchestrator", b"\x09 what"))
             return await pipeline.outcome(), await pipeline.ask()
@@ -344,8 +350,6 @@ def test_the_reply_goes_where_the_request_says_and_not_to_whoever_watches():
             pipeline.net.queues[other.node_id] = asyncio.Queue()
             sent = []
             pipeline.net.tap = lambda role, message: sent.append(message) or 1
-            from ppsmoke.pipeline.messages import InferenceRequest
-
             request = InferenceRequest(request_id=1, max_tokens=2, raw=True, reply_to=str(other), prompt="p")
             pipeline.net.deliver(ASKER.node_id, "orchestrator", pipeline.net.names["pp-entry"], encode(request))
             return await pipeline.net.queues[other.node_id].get()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,9 @@ import time
 
 import pytest
 
-from tests.lab import stage_nodes, still_worker
+from ppsmoke.cluster.identity import RunAuthority
+from ppsmoke.stage_node import main
+from tests.lab import hop_bench, stage_nodes, still_worker
 from tests.lab.processes import is_alive, until
 
 
@@ -40,14 +44,16 @@ def test_two_stages_answer_over_real_links_twice_and_end_with_their_lifeline(tmp
     assert {status.stage for status in statuses if status.state == "ready"} == {0, 1}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_ends_a_node_with_its_worker(tmp_path, number):
     async def scenario():
-        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="hang@1,child@load") as lab:
+        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="child@1,hang@1") as lab:
             await lab.gather()
-            await lab.request("hello")  # the worker is busy from now on
-            await lab.until("ready")
+            await lab.request("hello")
             stage = lab.stages[0]
+            await asyncio.to_thread(until, lambda: len(stage.pids) == 2, within_s=10)  # the worker is busy from now on
             os.kill(stage.process.pid, number)
             status = await stage.wait()
             return status, [is_alive(pid) for pid in stage.pids], len(stage.pids), stage.stderr
@@ -109,11 +115,11 @@ def check_lacking(tmp_path, cause):
 
 def test_the_nodes_worker_ends_when_the_node_is_killed(tmp_path):
     async def scenario():
-        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="hang@1,child@load") as lab:
+        async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="child@1,hang@1") as lab:
             await lab.gather()
             await lab.request("hello")
-            await lab.until("ready")
             stage = lab.stages[0]
+            await asyncio.to_thread(until, lambda: len(stage.pids) == 2, within_s=10)
             stage.process.kill()
             await stage.wait()
             pids = stage.pids
@@ -137,10 +143,10 @@ def test_a_node_ends_with_its_orchestrator(tmp_path):
         async with stage_nodes.lab(tmp_path, 1, PPSMOKE_NODE_LIFELINE="") as lab:
             await lab.gather()
             await lab.until("ready")
-            stage = lab.stages[0]
-        return stage.process.returncode, stage.stderr
+            await lab.leave()
+            return await lab.stages[0].wait(), lab.stages[0].stderr
 
-    assert asyncio.run(scenario())[0] == 0
+    assert asyncio.run(scenario()) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -161,12 +167,6 @@ def test_a_node_ends_with_its_orchestrator(tmp_path):
     ],
 )
 def test_an_environment_that_does_not_fit_is_one_line_with_the_variable(tmp_path, capsys, variable, value, words):
-    import base64
-    import json
-
-    from ppsmoke.cluster.identity import RunAuthority
-    from ppsmoke.stage_node import main
-
     identity = RunAuthority(bytes(32)).mint("stage-0-of-2")
     (tmp_path / "certs.json").write_text(
         json.dumps(
@@ -202,3 +202,20 @@ def test_a_node_with_closed_standard_files_starts(tmp_path):
         timeout=20,
     )
     assert (found.returncode, found.stdout) == (1, b"")
+
+
+@pytest.mark.slow
+def test_a_node_dials_its_seed_at_the_second_address_when_the_first_is_deaf(tmp_path):
+    async def scenario():
+        async with stage_nodes.lab(tmp_path, 1, seed="@127.0.0.1:9,{own}") as lab:
+            return await lab.until("ready")
+
+    assert asyncio.run(scenario()).stage == 0
+
+
+@pytest.mark.slow
+def test_the_hop_benchmark_prints_every_part(capsys):
+    asyncio.run(hop_bench.main(width=64, rounds=60))
+    out = capsys.readouterr().out
+    for part in ("codec", "JSON and base64", "bridge", "TLS link", "one hop", "a token of two stages"):
+        assert f"\n{part}" in out
