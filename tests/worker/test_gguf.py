@@ -248,21 +248,21 @@ def fuzz(seeds: range) -> None:
     assert 0.5 < refused / len(seeds) < 1.0
 
 
-def test_3000_mutated_files_with_seeds_from_0_are_read_or_refused():
-    fuzz(range(3000))
+def test_2000_mutated_files_with_seeds_from_0_are_read_or_refused():
+    fuzz(range(2000))
 
 
 @pytest.mark.slow
-def test_60000_mutated_files_with_seeds_from_10000_are_read_or_refused():
-    fuzz(range(10_000, 70_000))
+def test_20000_mutated_files_with_seeds_from_10000_are_read_or_refused():
+    fuzz(range(10_000, 30_000))
 
 
 WORST = {
-    "empty strings": (STRING, string("") * 20_000, 20_000),
-    "strings of one character": (STRING, string("a") * 20_000, 20_000),
-    "strings of two characters": (STRING, string("ab") * 20_000, 20_000),
+    "empty strings": (STRING, string("") * 8_000, 8_000),
+    "strings of one character": (STRING, string("a") * 8_000, 8_000),
+    "strings of two characters": (STRING, string("ab") * 8_000, 8_000),
     "bytes": (U8, bytes(200_000), 200_000),
-    "empty arrays": (ARRAY, struct.pack("<IQ", U8, 0) * 20_000, 20_000),
+    "empty arrays": (ARRAY, struct.pack("<IQ", U8, 0) * 8_000, 8_000),
 }
 
 

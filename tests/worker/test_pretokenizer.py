@@ -102,11 +102,11 @@ def test_random_text_is_split_as_by_the_pattern(pre, seed):
 @pytest.mark.parametrize("pre", CASES)
 def test_every_character_is_split_as_by_the_pattern(pre):
     split = splitter(pre)
-    for code_point in range(0x110000):
-        character = chr(code_point)
-        if unicodedata.category(character) not in ("Cn", "Cs") and code_point != 0x17F:
-            text = f"a{character}b {character}'{character} "
-            assert list(split(text)) == reference(pre, text), hex(code_point)
+    for start in range(0, 0x110000, 256):
+        known = [chr(code_point) for code_point in range(start, start + 256) if code_point != 0x17F]
+        known = [character for character in known if unicodedata.category(character) not in ("Cn", "Cs")]
+        text = "".join(f"a{character}b {character}'{character} " for character in known)
+        assert list(split(text)) == reference(pre, text), hex(start)
 
 
 @pytest.mark.parametrize("pre", CASES)
@@ -115,9 +115,9 @@ def test_a_long_text_is_split_in_linear_time(pre, unit):
     split = splitter(pre)
 
     def seconds(count: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         assert sum(map(len, split(unit * count))) == count * len(unit)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     # A square would make it 400 times as long. The best of three, since other work runs beside the tests.
     small = min(seconds(2_000) for _ in range(3))

@@ -229,9 +229,9 @@ LONG = {
 @pytest.mark.parametrize("kind", LONG)
 def test_a_million_characters_take_seconds(kind):
     text = LONG[kind](random.Random(5))
-    started = time.perf_counter()
+    started = time.process_time()
     ids = tokenizer("smollm2").encode(text, special="text")
-    assert time.perf_counter() - started < 30  # 1 to 7 s on an idle machine
+    assert time.process_time() - started < 30  # 1 to 7 s on an idle machine
     assert len(ids) > 1000
 
 
@@ -239,9 +239,9 @@ def test_the_time_for_one_word_does_not_grow_with_its_square():
     tokenizer("smollm2").encode("warm", special="text")
 
     def seconds(count: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         tokenizer("smollm2").encode("ab" * count, special="text")
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     small = min(seconds(2_000) for _ in range(3))
     assert min(seconds(40_000) for _ in range(2)) < 120 * small  # a square would be 400
