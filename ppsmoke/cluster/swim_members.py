@@ -79,6 +79,7 @@ class MemberTable:
     revived: Callable[[Member], None]
     counts: Counter[str]
     members: dict[str, Member] = field(default_factory=dict)
+    version: int = 0  # grows whenever a state, a life or an incarnation changes
     _live: list[str] | None = None
 
     def get(self, node_id: str) -> Member | None:
@@ -143,6 +144,7 @@ class MemberTable:
         old = [m.node_id for m in self.members.values() if not m.lives and m.since < limit]
         for node_id in sorted(old):
             del self.members[node_id]
+            self.version += 1
         return sorted(old)
 
     def _alive(self, member: Member | None, update: MemberUpdate) -> None:
@@ -221,6 +223,7 @@ class MemberTable:
             member.heard = None
         member.state, member.epoch, member.incarnation = update.state, update.epoch, update.incarnation
         member.since, member.accuser = self.effects.now, update.accuser
+        self.version += 1
         self.gossip.drop_member(update.node_id)
         if old is not update.state or new_life:
             self._live = None

@@ -1,8 +1,8 @@
 """The failure detector: who is pinged when, how long an answer may take, who helps, how well we are ourselves. Pure.
 
 The members share one rotation instead of shuffling each for itself: in round r the member at place i of the sorted
-ids pings the one r + 1 places further. Rounds travel on pings (like Lamport's clock), so each member is pinged about
-once a period by somebody, and a crash is noticed after half a period instead of a whole one on average.
+ids pings the one r + 1 places further. Rounds travel on pings (like Lamport's clock) and pull late members along, so
+each member is pinged once a period by somebody, and a crash is noticed after half a period on average, one at most.
 """
 
 from __future__ import annotations
@@ -63,20 +63,31 @@ class Prober:
         self._path = path
         self._digest = digest
         self._seq = 0
-        self._round = 0
+        self._round = 0  # of our latest tick
+        self._seen_round = 0  # the latest that a peer told
+        self._ticked_at = 0
+        self._tick_timer: int | None = None
         self._probes: dict[int, _Probe] = {}
         self._relayed: dict[int, _Relayed] = {}
         self.health = 0
 
     def start(self) -> None:
-        self._effects.arm(self._effects.rng.randrange(self._config.probe_period), self._tick)
+        self._tick_timer = self._effects.arm(self._effects.rng.randrange(self._config.probe_period), self._tick)
 
     def feel(self, change: int) -> None:
         """Local health: failures that may be ours make us slower to judge."""
         self.health = max(0, min(self._config.health_max, self.health + change))
 
     def saw_round(self, number: int) -> None:
-        self._round = max(self._round, number)
+        """A peer is in this round already: ours follows at once, unless it would be our second within 3/4 of a period
+        (a liar cannot make us flood), or we are not well and slow on purpose."""
+        if number <= max(self._round, self._seen_round):
+            return
+        self._seen_round = number
+        if self.health == 0 and self._tick_timer is not None:
+            self._effects.cancel(self._tick_timer)
+            earliest = self._ticked_at + self._config.probe_period * 3 // 4
+            self._tick_timer = self._effects.arm(earliest - self._effects.now, self._tick)
 
     def probe(self, target: str) -> None:
         """Ping it now, whoever's turn it is."""
@@ -144,8 +155,9 @@ class Prober:
         self._effects.arm(min(request.wait_ms, MAX_WAIT_MS) * MILLISECOND, self._no_answer_yet, seq)
 
     def _tick(self) -> None:
-        self._effects.arm(self._config.probe_period * (self.health + 1), self._tick)
-        self._round = (self._round + 1) & _SEQ_MASK
+        self._ticked_at = self._effects.now
+        self._tick_timer = self._effects.arm(self._config.probe_period * (self.health + 1), self._tick)
+        self._round = max(self._round + 1, self._seen_round) & _SEQ_MASK
         live = self._table.live()
         if not live:
             self.feel(-1)
