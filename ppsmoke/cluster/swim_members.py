@@ -171,7 +171,9 @@ class MemberTable:
         patient = member.refuted_at is not None and self.effects.now - member.refuted_at < config.patience_memory
         least, greatest = suspicion_bounds(config, size=self.size(), patient=patient)
         wanted = confirmations_wanted(config, size=self.size())
-        member.suspicion = Suspicion([update.accuser], self.effects.now, least, greatest, wanted)
+        # Whoever accuses has doubted for a while already: that time counts.
+        started = self.effects.now - config.doubt
+        member.suspicion = Suspicion([update.accuser], started, least, greatest, wanted)
         self._await_refutation(member, member.suspicion)
         self._tell(update)
 
@@ -249,4 +251,5 @@ class MemberTable:
         if not ended:
             return False
         del self.members[min(ended, key=lambda member: (member.since, member.node_id)).node_id]
+        self.version += 1
         return True

@@ -15,6 +15,7 @@ from ppsmoke.cluster.swim_paths import Path
 from ppsmoke.cluster.swim_state import State, Via, retransmissions
 
 _BURST_DELAY = 1000  # microseconds: what one input brings is told together
+_REPLY_PERIOD = 200_000  # microseconds: a peer gets our whole view no more often
 
 
 class Spreader:
@@ -41,7 +42,7 @@ class Spreader:
         self._gossiped_at = -self._config.gossip_period
         self._seeds: list[str] = []
         self._sync_seq = 0
-        self._replied: dict[str, int] = {}  # the last sync of each member that got its reply
+        self._replied: dict[str, tuple[int, int]] = {}  # seq and time of each member's last sync that got its reply
         self._differs: dict[str, int] = {}  # since when (own time) a member's digest has not been ours
         self._agreed: dict[str, int] = {}  # when (own time) a member's digest was ours
         self._digest_of: tuple[tuple[int, ...], bytes] = ((), bytes(DIGEST_BYTES))
@@ -84,8 +85,9 @@ class Spreader:
 
     def reply(self, peer: str, seq: int) -> None:
         """A view in many parts asks in each of them; it gets one reply."""
-        if self._replied.get(peer) != seq:
-            self._replied[peer] = seq
+        last_seq, last_at = self._replied.get(peer, (None, -_REPLY_PERIOD))
+        if last_seq != seq and self._effects.now - last_at >= _REPLY_PERIOD:
+            self._replied[peer] = seq, self._effects.now
             self._send_view(peer, seq, wants_reply=False)
 
     def compare(self, peer: str, digest: bytes) -> None:
