@@ -237,6 +237,7 @@ class VirtualNet:
             other.links.discard(node.name)
         epoch_ms = self.now // 1000 - round(clock_back_s * 1000)
         node.core = self._new_core(node.name, node.node_id, epoch_ms)
+        node.events.clear()
         self._boot(node)
 
     def _perform(self, node: VirtualNode, commands: list[Command]) -> None:
