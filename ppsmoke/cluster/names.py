@@ -42,6 +42,7 @@ class NameRegistry:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], NameEntry] = {}
         self.refused = 0  # entries beyond the bounds
+        self.version = 0  # grows with every change
 
     def write(self, name: str, *, owner: str, epoch: int, value: bytes, generation: int, deleted: bool) -> NameEntry:
         """The owner's own entry, above all it wrote before. Raises ValueError if name or value do not fit."""
@@ -52,7 +53,7 @@ class NameRegistry:
         previous = self._entries.get((name, owner))
         version = previous.version + 1 if previous and previous.owner_epoch == epoch else 1
         entry = NameEntry(name, owner, epoch, version, generation, value, deleted)
-        self._entries[name, owner] = entry
+        self._keep(entry)
         return entry
 
     def hear(self, entry: NameEntry) -> bool:
@@ -64,8 +65,12 @@ class NameRegistry:
                 return False
         elif not entry.newer_than(known):
             return False
-        self._entries[entry.name, entry.owner] = entry
+        self._keep(entry)
         return True
+
+    def _keep(self, entry: NameEntry) -> None:
+        self._entries[entry.name, entry.owner] = entry
+        self.version += 1
 
     def _has_room(self, entry: NameEntry) -> bool:
         of_owner = sum(owner == entry.owner for _, owner in self._entries)
@@ -92,6 +97,7 @@ class NameRegistry:
         """The owner is gone for good and its memory spent."""
         for key in [key for key in self._entries if key[1] == owner]:
             del self._entries[key]
+            self.version += 1
 
     def __iter__(self) -> Iterator[NameEntry]:
         """In a fixed order: byte-identical replay depends on it."""

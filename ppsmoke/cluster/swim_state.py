@@ -32,7 +32,8 @@ class Config:
     probe_period: int = SECOND  # times (local health + 1); the load of one node is about two packets a period
     timeout_min: int = 400 * MILLISECOND  # of a direct probe; below it, jitter alone looks like loss
     timeout_max: int = 3 * SECOND  # also the time-out towards a peer whose round trip is not known yet
-    verdict_timeouts: int = 3  # a probe fails after this many time-outs: room for indirect pings and the link
+    verdict_timeouts: int = 3  # a probe is failing after this many time-outs: room for indirect pings and the link
+    doubt: int = 1500 * MILLISECOND  # then it may still be answered this long; counts as a part of the suspicion
     indirect_probes: int = 3  # helpers asked when a direct probe is late
     suspicion_min: int = 10 * SECOND  # times max(1, log10 n); hosts that load a model freeze for 3 to 12 s
     suspicion_max_factor: int = 3  # of the minimum, while nobody confirms
