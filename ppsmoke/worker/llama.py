@@ -149,7 +149,10 @@ class Block:
 def run_block(x: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
     """One block on (tokens, dim), same shape out; its keys and values are written to the cache from `position` on."""
     projected = multiply(rms_norm(x, block.attn_norm, config), block.qkv)
-    attend = _attend_one if x.shape[0] == 1 else _attend_many
+    if not _is_packed(block.qkv):
+        attend = _attend_in_rows
+    else:
+        attend = _attend_one if x.shape[0] == 1 else _attend_many
     x = multiply(attend(projected, block, shared, config, position), block.attn_output, add=x)
     return multiply(_gated(rms_norm(x, block.ffn_norm, config), block.gate_up), block.ffn_down, add=x)
 
@@ -248,6 +251,27 @@ def _attend_many(projected: Tensor, block: Block, shared: Shared, config: LlamaC
     attended = (powers.reshape(kv_heads, share, end, tokens, 1) * values.cast(dtypes.float32)).sum(2)
     attended = _computed(attended / sums, options(3))
     return attended.reshape(config.heads, tokens, head_dim).transpose(0, 1).reshape(tokens, -1).contiguous()
+
+
+def _attend_in_rows(projected: Tensor, block: Block, shared: Shared, config: LlamaConfig, position: UOp) -> Tensor:
+    """Causal attention of any number of tokens, in kernels of at most three axes: a GPU's grid has no more, and an axis
+    as long as the context so far cannot be folded into another: (tokens, heads * head_dim)."""
+    kv_heads, head_dim, share = config.kv_heads, config.head_dim, config.heads // config.kv_heads
+    tokens, end = projected.shape[0], position + projected.shape[0]
+    queries = _cached(projected, block, shared, config, position).contiguous()
+    queries = queries.reshape(kv_heads, share * tokens, 1, head_dim)
+    keys = block.keys[:, :, :end].transpose(1, 2).reshape(kv_heads, 1, end, head_dim)
+    values = block.values[:, :end].reshape(kv_heads, 1, end, head_dim)
+    here = shared.positions[position:end].reshape(1, tokens, 1).expand(share, tokens, 1)
+    # A kernel of its own: read together with the keys, it would split heads and tokens into two more axes.
+    seen = (shared.positions[:end].reshape(1, 1, end) <= here).contiguous().reshape(1, share * tokens, end)
+
+    scores = seen.where((queries * keys.cast(dtypes.float32)).sum(-1), -math.inf).contiguous()
+    powers = (scores - scores.max(2, keepdim=True)).exp().contiguous()
+    sums = powers.sum(2).reshape(kv_heads, share * tokens, 1).contiguous()
+    attended = (powers.reshape(kv_heads, share * tokens, end, 1) * values.cast(dtypes.float32)).sum(2)
+    attended = (attended / sums).contiguous().reshape(config.heads, tokens, head_dim)
+    return attended.transpose(0, 1).reshape(tokens, -1).contiguous()
 
 
 def _heads_of(block: Block, config: LlamaConfig) -> tuple[int, Callable[[int], tuple]]:
