@@ -28,15 +28,17 @@ from ppsmoke.errors import DeadlineExceeded, EnvironmentLacks, InputError, Smoke
 from ppsmoke.node_settings import NodeSettings
 from ppsmoke.package import code_hash
 from ppsmoke.pipeline.bridge import Bridge
+from ppsmoke.pipeline.failures import failure
 from ppsmoke.pipeline.messages import encode
 from ppsmoke.pipeline.names import ORCHESTRATOR_MAILBOX, ORCHESTRATOR_ROLE, STAGE_MAILBOX, may_own, names_of
-from ppsmoke.pipeline.stage import StageActor, failure
+from ppsmoke.pipeline.stage import StageActor
 from ppsmoke.waiting import Deadline, cancel_and_reap, running, to_the_end
 from ppsmoke.worker.start import DEFAULT_TARGET
 
 ORCHESTRATOR_GONE_S = 90.0  # six times what a run bears without a link: by then it has failed and waits for nobody
 SEED_DIAL_S = 5.0  # for each of SEED_ADDR's addresses, in turn
 REPORT_BUDGET_S = 20.0  # for the orchestrator to dial us, should we fail before it has
+LINGER_S = 30.0  # a stage that leaves before all have gathered would hide its own report behind "gathering failed"
 WORKER_END_BUDGET_S = 10.0
 OLDEST_PYTHON = (3, 11)  # tinygrad's own demand
 
@@ -48,6 +50,11 @@ class Ending:
     why: str
     exit_status: int
 
+    @classmethod
+    def of(cls, error: Exception) -> Ending:
+        hint = error.hint if isinstance(error, SmokeError) else ""
+        return cls(f"{error} ({hint})" if hint else str(error), 1)
+
 
 def main(environment: MutableMapping[str, str] = os.environ) -> int:
     """The node's whole life; its exit status. What went wrong is one line on stderr, and a StageFailed if it can."""
@@ -57,7 +64,7 @@ def main(environment: MutableMapping[str, str] = os.environ) -> int:
         settings = NodeSettings.from_environment(environment)
         ending = asyncio.run(_live(settings))
     except SmokeError as error:
-        ending = Ending(f"{error}{f' ({error.hint})' if error.hint else ''}", 1)
+        ending = Ending.of(error)
     if ending.exit_status:
         with suppress(OSError):
             print(f"node | {ending.why}", file=sys.stderr, flush=True)
@@ -74,14 +81,17 @@ async def _live(settings: NodeSettings) -> Ending:
             _joined(settings) as node,
             running(_watch_orchestrator(node, settings, ended), name="watch over the orchestrator"),
         ):
-            work = asyncio.ensure_future(_work(node, settings))
+            failures: list[Exception] = []
+            work = asyncio.ensure_future(_work(node, settings, failures))
             try:
                 await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()  # raises what is a mistake of ours
+                    await asyncio.wait({ended}, timeout=_linger_s(failures[0]))
             finally:
                 await cancel_and_reap(work)
-            if ended.done():
-                return ended.result()
-            return work.result()
+            # Whoever is told of a failure may end us before we have said it to the end: it was a failure all the same.
+            return Ending.of(failures[0]) if failures else ended.result()
 
 
 @asynccontextmanager
@@ -107,8 +117,8 @@ async def _joined(settings: NodeSettings) -> AsyncIterator[Node]:
         yield node
 
 
-async def _work(node: Node, settings: NodeSettings) -> Ending:
-    """Serve requests until cancelled, or until the worker is lost."""
+async def _work(node: Node, settings: NodeSettings, failures: list[Exception]) -> None:
+    """Serve requests until cancelled, or until the worker is lost or never came: then `failures` says so first."""
     orchestrator = Address(settings.seed.node_id, ORCHESTRATOR_MAILBOX)
     actor: StageActor | None = None
 
@@ -122,8 +132,9 @@ async def _work(node: Node, settings: NodeSettings) -> Ending:
             settings.worker_environment, stage=settings.stage, on_progress=on_progress, target=settings.worker
         )
     except (SmokeError, OSError) as error:
+        failures.append(error)
         await _report(node, orchestrator, settings.stage, error)
-        return Ending(str(error), 1)
+        return
     try:
         actor = StageActor(
             stage=settings.stage,
@@ -132,12 +143,16 @@ async def _work(node: Node, settings: NodeSettings) -> Ending:
             post=node,
             mailbox=node.mailbox(STAGE_MAILBOX),
             orchestrator=orchestrator,
+            on_failed=failures.append,
         )
-        await actor.run()
-    except SmokeError as error:
-        return Ending(str(error), 1)
+        with suppress(SmokeError):
+            await actor.run()
     finally:
         await to_the_end(bridge.close(), doing="ending the worker", within_s=WORKER_END_BUDGET_S)
+
+
+def _linger_s(failure: Exception) -> float:
+    return LINGER_S if isinstance(failure, SmokeError) and failure.phase == "load" else 0.0
 
 
 def _check_can_compute(settings: NodeSettings) -> None:

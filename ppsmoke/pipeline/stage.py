@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from ppsmoke.cluster.addresses import Address
 from ppsmoke.errors import InputError, SmokeError, StageError, WorkerLost
+from ppsmoke.pipeline.failures import failure, utf8_safe
 from ppsmoke.pipeline.generation import Generation
 from ppsmoke.pipeline.intake import Intake, Mailbox
 from ppsmoke.pipeline.messages import (
@@ -27,7 +27,6 @@ from ppsmoke.pipeline.messages import (
     NextToken,
     Reset,
     StageActivation,
-    StageFailed,
     StageStatus,
     encode,
 )
@@ -39,7 +38,6 @@ from ppsmoke.waiting import Deadline, running
 BUSY_GRACE_S = 1.0  # an answer may overtake the end of its request on the way to stage 0: they travel on two links
 RESOLVE_BUDGET_S = 60.0  # spec, section 6: a name resolves within a minute
 FLUSH_BUDGET_S = 5.0  # the last words of a stage; the run ends meanwhile anyway
-MAX_DETAIL_CHARS = 16 << 10
 
 
 class Post(Protocol):
@@ -66,7 +64,8 @@ class StageActor:
     """Stage `stage` of `num_stages`: first, middle or last by its index, first and last at once when it is alone.
 
     `run` serves one request after the other until it is cancelled. A request that cannot be served is reported to the
-    orchestrator by StageFailed and the actor lives on; so is a worker that is gone, and then `run` raises WorkerLost.
+    orchestrator by StageFailed and the actor lives on; so is a worker that is gone, and then `run` raises WorkerLost
+    (on_failed hears of it before anybody else does).
     """
 
     def __init__(
@@ -80,6 +79,7 @@ class StageActor:
         orchestrator: Address,
         step_deadline_s: float = STEP_DEADLINE_S,
         busy_grace_s: float = BUSY_GRACE_S,
+        on_failed: Callable[[Exception], None] = lambda error: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
@@ -89,6 +89,7 @@ class StageActor:
         self._worker = worker
         self._operations = Operations(worker, stage=stage, deadline_s=step_deadline_s)
         self._post = post
+        self._on_failed = on_failed
         self._clock_s = clock_s
         self._outbox = Outbox(lambda payload: post.send(orchestrator, payload))
         self._intake = Intake(
@@ -113,6 +114,7 @@ class StageActor:
                     while True:
                         await self._work_on(await self._intake.next())
             except Exception as error:  # the orchestrator hears of our own mistakes too
+                self._on_failed(error)
                 self._report(self._at_work, error)
                 await self._outbox.flush(FLUSH_BUDGET_S)
                 raise
@@ -120,7 +122,7 @@ class StageActor:
     def on_progress(self, line: dict[str, Any]) -> None:
         """Pass a worker's loading line on to the orchestrator; never waits."""
         done, total = (value if type(value := line.get(key)) is int and value >= 0 else 0 for key in ("done", "total"))
-        self._status("loading", what=_utf8(str(line.get("what", ""))[:200]), done=done, total=total)
+        self._status("loading", what=utf8_safe(str(line.get("what", ""))[:200]), done=done, total=total)
 
     # -- the worker's life
 
@@ -379,20 +381,3 @@ class StageActor:
 
     def _report(self, request_id: int, error: Exception) -> None:
         self._outbox.post(failure(request_id, error, stage=self._stage))
-
-
-def failure(request_id: int, error: Exception, *, stage: int, phase: str = "ask") -> StageFailed:
-    """The StageFailed that says this error, in its own phase or else in this one; one that is none of ours brings its
-    traceback as detail."""
-    if isinstance(error, SmokeError):
-        phase, cause, hint, detail = error.phase or phase, error.cause, error.hint, error.detail
-    else:
-        cause, hint = f"a mistake of ours: {type(error).__name__}: {error}", "run again with -v"
-        detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    texts = {"phase": phase, "cause": cause or type(error).__name__, "hint": hint, "detail": detail[-MAX_DETAIL_CHARS:]}
-    return StageFailed(request_id=request_id, stage=stage, **{name: _utf8(text) for name, text in texts.items()})
-
-
-def _utf8(text: str) -> str:
-    """The text with what UTF-8 cannot carry (a worker's JSON may hold half a surrogate pair) spelt out."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -85,7 +85,9 @@ def test_a_worker_that_cannot_load_is_reported_in_the_load_phase(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="fail@load") as lab:
             await lab.gather()
-            return await lab.outcome(), await lab.stages[0].wait()
+            failed = await lab.outcome()
+            lab.stages[0].process.stdin.close()
+            return failed, await lab.stages[0].wait()
 
     failed, status = asyncio.run(scenario())
     assert (failed.request_id, failed.phase, failed.cause) == (0, "load", "the model is bad, as asked")
@@ -106,7 +108,9 @@ def check_lacking(tmp_path, cause):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, PPSMOKE_NODE_WORKER="") as lab:
             await lab.gather()
-            return await lab.outcome(), await lab.stages[0].wait(), lab.stages[0].stderr
+            failed = await lab.outcome()
+            lab.stages[0].process.stdin.close()
+            return failed, await lab.stages[0].wait(), lab.stages[0].stderr
 
     failed, status, stderr = asyncio.run(scenario())
     assert (failed.phase, failed.cause, status) == ("load", cause, 1)
