@@ -12,6 +12,7 @@ from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, MessageError, StageError
 from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, decode
+from ppsmoke.pipeline.names import stage_role
 from ppsmoke.report.progress import Progress
 from ppsmoke.waiting import Deadline
 
@@ -21,6 +22,7 @@ class Inbox:
 
     def __init__(self, mailbox: Mailbox, progress: Progress, num_stages: int) -> None:
         self.stage_nodes: dict[str, int] = {}
+        self._links: dict[int, list[dict[str, Any]]] = {}
         self._mailbox = mailbox
         self._progress = progress
         self._num_stages = num_stages
@@ -67,6 +69,8 @@ class Inbox:
                 ready = _object(status.detail_json)
                 self._progress.record.stage_info[status.stage] = ready
                 self._progress.say(_ready_line(ready), stage=status.stage)
+            case "linked":
+                self._links[status.stage] = _links_of(status)
             case _:
                 self._progress.detail(
                     f"stage {status.stage}: {status.state} {status.what} {status.done}/{status.total}"
@@ -140,16 +144,31 @@ class Inbox:
         return "last heard: " + ", ".join(parts)
 
     def links_json(self, node: Node) -> list[dict[str, Any]]:
-        """Our own links, as `--json` shows them."""
-        return [
-            {
-                "from": node.role,
-                "to": link.role,
-                "path": link.path,
-                "rtt_ms": None if link.rtt_ms is None else round(link.rtt_ms, 3),
-            }
-            for link in node.links()
-        ]
+        """Each link once, as `--json` shows it: our own, then what the stages told of theirs when they were made."""
+        own = [{"from": node.role, **_link_json(link.role, link.path, link.rtt_ms)} for link in node.links()]
+        seen = {frozenset((link["from"], link["to"])) for link in own}
+        for stage in sorted(self._links):
+            for link in self._links[stage]:
+                link = {"from": stage_role(stage, self._num_stages), **link}
+                if frozenset((link["from"], link["to"])) not in seen:
+                    seen.add(frozenset((link["from"], link["to"])))
+                    own.append(link)
+        return own
+
+
+def _link_json(to: Any, path: Any, rtt_ms: Any) -> dict[str, Any]:
+    known = isinstance(rtt_ms, (int, float)) and not isinstance(rtt_ms, bool)
+    return {"to": str(to)[:64], "path": str(path)[:16], "rtt_ms": round(rtt_ms, 3) if known else None}
+
+
+def _links_of(status: StageStatus) -> list[dict[str, Any]]:
+    """A stage's own list of its links; what is not as it should be is left out."""
+    try:
+        told = json.loads(status.detail_json)
+    except ValueError:
+        return []
+    links = [link for link in told if isinstance(link, dict)] if isinstance(told, list) else []
+    return [_link_json(link.get("to"), link.get("path"), link.get("rtt_ms")) for link in links]
 
 
 def _object(text: str) -> Mapping[str, Any]:

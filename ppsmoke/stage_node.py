@@ -144,6 +144,7 @@ async def _work(node: Node, settings: NodeSettings, failures: list[Exception]) -
             mailbox=node.mailbox(STAGE_MAILBOX),
             orchestrator=orchestrator,
             on_failed=failures.append,
+            links=node.links,
         )
         with suppress(SmokeError):
             await actor.run()

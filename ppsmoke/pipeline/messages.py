@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ppsmoke.errors import MessageError
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-State = Literal["loading", "ready", "prefill", "token", "failed"]
+State = Literal["loading", "ready", "prefill", "token", "failed", "linked"]
 FinishReason = Literal["stop", "length"]
 ITEM_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NO_TOKEN = -1
@@ -159,7 +159,8 @@ class InferenceResponse(_Message):
 @dataclass(frozen=True, kw_only=True)
 class StageStatus(_Message):
     """Any stage to the orchestrator, never waited for. loading: done of total bytes of `what`; prefill: positions;
-    token: done tokens of at most total, token_id the newest; ready: detail_json is the worker's ready line."""
+    token: done tokens of at most total, token_id the newest; ready: detail_json is the worker's ready line;
+    linked: detail_json is a list of this stage's links, {"to", "path", "rtt_ms"}."""
 
     stage: int = _scalar("I")
     state: State = _choice(State)

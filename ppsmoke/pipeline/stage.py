@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from ppsmoke.cluster.addresses import Address
+from ppsmoke.cluster.events import LinkInfo
 from ppsmoke.errors import InputError, SmokeError, StageError, WorkerLost
 from ppsmoke.pipeline.failures import failure, utf8_safe
 from ppsmoke.pipeline.generation import Generation
@@ -80,6 +81,7 @@ class StageActor:
         step_deadline_s: float = STEP_DEADLINE_S,
         busy_grace_s: float = BUSY_GRACE_S,
         on_failed: Callable[[Exception], None] = lambda error: None,
+        links: Callable[[], Iterable[LinkInfo]] = tuple,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
@@ -90,6 +92,7 @@ class StageActor:
         self._operations = Operations(worker, stage=stage, deadline_s=step_deadline_s)
         self._post = post
         self._on_failed = on_failed
+        self._links = links
         self._clock_s = clock_s
         self._outbox = Outbox(lambda payload: post.send(orchestrator, payload))
         self._intake = Intake(
@@ -175,7 +178,7 @@ class StageActor:
             cause = f"the prompt has {len(tokens)} tokens and the context holds {self._loaded.context}"
             raise InputError(f"{cause}, with no room for an answer", hint="shorten the prompt or raise --max-context")
         await self._forget(message.request_id)
-        self._peers.clear()
+        self._turn_to_new_request()
         request = _Request(message.request_id, message.reply_to, min(message.max_tokens, room), tokens)
         if self._is_exit:
             request.generation = self._generation(request, began_s=self._clock_s())
@@ -234,12 +237,17 @@ class StageActor:
         await self._continue(request, message)
 
     def _begun(self, message: StageActivation) -> _Request:
-        self._peers.clear()
+        self._turn_to_new_request()
         request = _Request(message.request_id, message.reply_to, message.max_tokens, message.prompt_token_ids)
         if self._is_exit:
             began_s = self._clock_s() - sum(message.compute_us) / 1e6
             request.generation = self._generation(request, began_s=began_s)
         return request
+
+    def _turn_to_new_request(self) -> None:
+        self._peers.clear()
+        links = [{"to": link.role, "path": link.path, "rtt_ms": link.rtt_ms} for link in self._links()]
+        self._status("linked", detail_json=json.dumps(links))
 
     def _generation(self, request: _Request, *, began_s: float) -> Generation:
         prompt, eog = request.prompt_token_ids, self._loaded.eog

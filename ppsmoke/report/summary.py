@@ -55,16 +55,16 @@ class RunRecord:
         self.timings = timings if isinstance(timings, dict) else {}
 
     def token_ms(self) -> list[float]:
-        """Wall time of each decode step at the exit, the first token (prefill) left out."""
-        return [us / 1e3 for us in self.timings.get("token_us", [])]
+        """Wall time of each decode step at the exit; the first token, which is prefill's, left out."""
+        return [us / 1e3 for us in self.timings.get("token_us", [])[1:]]
 
     def _wire_ms(self) -> list[float]:
         """A token's time less the stages' compute of that step; no clock is compared across machines."""
-        steps = zip(self.timings.get("token_us", []), self.timings.get("stage_us", []), strict=False)
+        steps = zip(self.timings.get("token_us", [])[1:], self.timings.get("stage_us", [])[1:], strict=False)
         return [max(0.0, (token - sum(stages)) / 1e3) for token, stages in steps]
 
     def _timing_json(self) -> dict[str, Any]:
-        token_ms, stage_us = self.token_ms(), self.timings.get("stage_us", [])
+        token_ms, stage_us = self.token_ms(), self.timings.get("stage_us", [])[1:]
         decode_s = sum(token_ms) / 1e3 if token_ms else None
         prefill_us = self.timings.get("prefill_us")
         return {

@@ -45,7 +45,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            hint = "free some space (ppsmoke cache --clear), or set XDG_CACHE_HOME to a larger disk"
+            hint = "free some space (ppsmoke cache clear), or set XDG_CACHE_HOME to a larger disk"
             raise FetchError(f"no space left for the cache in {path}", hint=hint) from error
         raise FetchError(
             f"the cache in {path} cannot be written: {error.strerror or error}",
@@ -137,7 +137,7 @@ def entries() -> list[Entry]:
     """What lies in the cache, the largest first; an empty list if there is none."""
     found = [
         Entry(path.name, path, _disk_bytes(path))
-        for folder in ("models", "ranges")
+        for folder in ("models", "ranges", "kernels")
         for path in _listing(cache_dir() / folder)
         if not path.name.startswith(".") or path.name.startswith(UNFINISHED_PREFIX)
     ]

@@ -16,7 +16,11 @@ class Answer:
     prompt_token_ids: list = field(default_factory=lambda: [1, 2])
     finish_reason: str = "stop"
     timings_json: str = json.dumps(
-        {"prefill_us": 100_000, "token_us": [20_000, 40_000], "stage_us": [[8_000, 7_000], [9_000, 11_000]]}
+        {
+            "prefill_us": 100_000,
+            "token_us": [100_000, 20_000, 40_000],
+            "stage_us": [[60_000, 30_000], [8_000, 7_000], [9_000, 11_000]],
+        }
     )
 
 
@@ -69,7 +73,7 @@ def test_an_answer_followed_by_a_failed_clean_up_is_not_ok_but_is_kept():
 
 def test_one_token_has_no_decode_speed_and_odd_timings_count_as_unknown():
     record = RunRecord(run_id="r", model_name="m", num_stages=1)
-    record.take_answer(Answer(token_ids=[5], timings_json='{"prefill_us": 5, "token_us": [], "stage_us": []}'))
+    record.take_answer(Answer(token_ids=[5], timings_json='{"prefill_us": 5, "token_us": [5], "stage_us": [[2, 1]]}'))
     assert record.to_json()["timing"]["decode_tokens_per_s"] is None
     assert record.lines()
     record.take_answer(Answer(timings_json="not json"))
