@@ -6,6 +6,7 @@ replace another's: one entry is kept for each (name, owner), and whoever resolve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class NameRegistry:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], NameEntry] = {}
+        self._of_owner: Counter[str] = Counter()
+        self._of_name: Counter[str] = Counter()
         self.refused = 0  # entries beyond the bounds
         self.version = 0  # grows with every change
 
@@ -69,13 +72,15 @@ class NameRegistry:
         return True
 
     def _keep(self, entry: NameEntry) -> None:
+        if (entry.name, entry.owner) not in self._entries:
+            self._of_owner[entry.owner] += 1
+            self._of_name[entry.name] += 1
         self._entries[entry.name, entry.owner] = entry
         self.version += 1
 
     def _has_room(self, entry: NameEntry) -> bool:
-        of_owner = sum(owner == entry.owner for _, owner in self._entries)
-        of_name = sum(name == entry.name for name, _ in self._entries)
-        return len(self._entries) < MAX_ENTRIES and of_owner < MAX_NAMES_PER_OWNER and of_name < MAX_OWNERS_PER_NAME
+        owned, owners = self._of_owner[entry.owner], self._of_name[entry.name]
+        return len(self._entries) < MAX_ENTRIES and owned < MAX_NAMES_PER_OWNER and owners < MAX_OWNERS_PER_NAME
 
     def get(self, name: str, owner: str) -> NameEntry | None:
         return self._entries.get((name, owner))
@@ -97,7 +102,9 @@ class NameRegistry:
         """The owner is gone for good and its memory spent."""
         for key in [key for key in self._entries if key[1] == owner]:
             del self._entries[key]
+            self._of_name -= Counter([key[0]])  # drops what falls to zero
             self.version += 1
+        del self._of_owner[owner]
 
     def __iter__(self) -> Iterator[NameEntry]:
         """In a fixed order: byte-identical replay depends on it."""
