@@ -15,6 +15,8 @@ MAX_VALUE_BYTES = 128
 MAX_NAMES_PER_OWNER = 64
 MAX_OWNERS_PER_NAME = 32
 MAX_ENTRIES = 1024
+MAX_VERSION = (1 << 32) - 1
+MAX_GENERATION = (1 << 32) - 1
 
 
 class NameEntry(NamedTuple):
@@ -53,6 +55,8 @@ class NameRegistry:
             raise ValueError(f"a name has 1 to {MAX_NAME_BYTES} bytes: {name!r}")
         if len(value) > MAX_VALUE_BYTES:
             raise ValueError(f"the value of {name} has {len(value)} bytes, at most {MAX_VALUE_BYTES} fit")
+        if not 0 <= generation <= MAX_GENERATION:
+            raise ValueError(f"the generation of {name} is {generation}, at most {MAX_GENERATION} fits")
         previous = self._entries.get((name, owner))
         version = previous.version + 1 if previous and previous.owner_epoch == epoch else 1
         entry = NameEntry(name, owner, epoch, version, generation, value, deleted)
