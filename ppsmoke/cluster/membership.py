@@ -79,6 +79,7 @@ class Membership:
         self._observed: dict[str, tuple[tuple[int, int], UdpAddress]] = {}  # by the newest datagram that came
         self._timers: list[tuple[int, int]] = []
         self._handle: asyncio.TimerHandle | None = None
+        self._handle_at = 0  # microseconds; the handle may be early, never late
         self._transport: asyncio.DatagramTransport | None = None
         self._closed = False
 
@@ -150,12 +151,14 @@ class Membership:
 
     def note_life(self, peer: str) -> None:
         """A frame of the peer came over its link: cheap, call it for each."""
+        self._enter()
         self._do(self._core.note_life(self._clock(), peer))
 
     # Names and members
 
     def join(self, seeds: Iterable[tuple[str, UdpAddress]]) -> None:
         """Ask these nodes, at these addresses, for all they know."""
+        self._enter()
         seeds = list(seeds)
         self._told.update({node_id: address for node_id, address in seeds if _usable(address)})
         self._do(self._core.join(self._clock(), [node_id for node_id, _ in seeds]))
@@ -230,18 +233,22 @@ class Membership:
                 self._on_event(event)
 
     def _arm(self) -> None:
+        """One timer in the loop, for the earliest of the core's."""
+        if not self._timers or self._closed:
+            return
+        at = self._timers[0][0]
         if self._handle is not None:
+            if self._handle_at <= at:
+                return
             self._handle.cancel()
-            self._handle = None
-        if self._timers and not self._closed:
-            delay_s = max(0, self._timers[0][0] - self._clock()) / 1e6
-            self._handle = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._handle_at = at
+        delay_s = max(0, at - self._clock()) / 1e6
+        self._handle = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._handle = None
         self._enter()
-        if self._handle is None:
-            self._arm()
+        self._arm()
 
     def _transmit(self, send: Send) -> None:
         addresses = self._addresses(send.to) if send.via == "udp" else []

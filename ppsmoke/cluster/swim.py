@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from random import Random
 
-from ppsmoke.cluster.names import NameEntry, NameRegistry
+from ppsmoke.cluster.names import MAX_VERSION, NameEntry, NameRegistry
 from ppsmoke.cluster.swim_effects import Effects
 from ppsmoke.cluster.swim_gossip import GossipQueue
 from ppsmoke.cluster.swim_members import Member, MemberTable
@@ -148,8 +148,7 @@ class Core:
         self._leaving = True
         self._effects.cancel_all()
         self._spreader.stop()
-        left = MemberUpdate(State.LEFT, self.node_id, self.epoch, self.incarnation, self.node_id)
-        self._spreader.tell(("member", self.node_id, ""), encode_update(left))
+        self._spreader.tell(("member", self.node_id, ""), encode_update(self._myself()))
         for peer in self.table.live():
             self._spreader.send(peer, Gossip())
         return self._done()
@@ -229,6 +228,7 @@ class Core:
                 if seen == self.epoch and known > seen:
                     self._raise_epoch(known)
         self._answer_stranger(sender, epoch, packet)
+        self._hearing = ""
 
     def _mark_life(self, sender: str, epoch: int, packet: Packet, via: Via) -> None:
         path = self.path(sender)
@@ -308,7 +308,8 @@ class Core:
             self._spreader.send(peer, Gossip())
 
     def _myself(self) -> MemberUpdate:
-        return MemberUpdate(State.ALIVE, self.node_id, self.epoch, self.incarnation, meta=self.meta)
+        state = State.LEFT if self._leaving else State.ALIVE
+        return MemberUpdate(state, self.node_id, self.epoch, self.incarnation, meta=self.meta)
 
     def _revived(self, member: Member) -> None:
         for entry in self.names.of(member.node_id):
@@ -334,7 +335,11 @@ class Core:
     def _hear_own_name(self, entry: NameEntry) -> None:
         """Someone tells us what we are said to own: ours is written above it if it would win."""
         mine = self.names.get(entry.name, self.node_id)
-        if entry.owner_epoch == self.epoch and mine is not None and entry.newer_than(mine):
+        if entry.owner_epoch != self.epoch or mine is None or not entry.newer_than(mine):
+            return
+        if entry.version >= MAX_VERSION:
+            self._raise_epoch(self.epoch)
+        else:
             self.names.hear(mine._replace(version=entry.version + 1))
             self._tell_name(mine._replace(version=entry.version + 1))
 

@@ -77,7 +77,7 @@ class Effects:
             return 0
         frozen = 0
         if self.now - armed.due > self.config.lag_limit:
-            frozen = self._world - last_world
+            frozen = max(self._world - last_world, self.now - armed.due)
             self._frozen += frozen
             self._woke_at = self.now
             self.emit(Woke(frozen))

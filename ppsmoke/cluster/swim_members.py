@@ -79,6 +79,7 @@ class MemberTable:
     revived: Callable[[Member], None]
     counts: Counter[str]
     members: dict[str, Member] = field(default_factory=dict)
+    version: int = 0  # grows whenever a state, a life or an incarnation changes
     _live: list[str] | None = None
 
     def get(self, node_id: str) -> Member | None:
@@ -143,6 +144,7 @@ class MemberTable:
         old = [m.node_id for m in self.members.values() if not m.lives and m.since < limit]
         for node_id in sorted(old):
             del self.members[node_id]
+            self.version += 1
         return sorted(old)
 
     def _alive(self, member: Member | None, update: MemberUpdate) -> None:
@@ -169,7 +171,9 @@ class MemberTable:
         patient = member.refuted_at is not None and self.effects.now - member.refuted_at < config.patience_memory
         least, greatest = suspicion_bounds(config, size=self.size(), patient=patient)
         wanted = confirmations_wanted(config, size=self.size())
-        member.suspicion = Suspicion([update.accuser], self.effects.now, least, greatest, wanted)
+        # Whoever accuses has doubted for a while already: that time counts.
+        started = self.effects.now - config.doubt
+        member.suspicion = Suspicion([update.accuser], started, least, greatest, wanted)
         self._await_refutation(member, member.suspicion)
         self._tell(update)
 
@@ -221,6 +225,7 @@ class MemberTable:
             member.heard = None
         member.state, member.epoch, member.incarnation = update.state, update.epoch, update.incarnation
         member.since, member.accuser = self.effects.now, update.accuser
+        self.version += 1
         self.gossip.drop_member(update.node_id)
         if old is not update.state or new_life:
             self._live = None
@@ -246,4 +251,5 @@ class MemberTable:
         if not ended:
             return False
         del self.members[min(ended, key=lambda member: (member.since, member.node_id)).node_id]
+        self.version += 1
         return True

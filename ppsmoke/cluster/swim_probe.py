@@ -1,8 +1,8 @@
 """The failure detector: who is pinged when, how long an answer may take, who helps, how well we are ourselves. Pure.
 
 The members share one rotation instead of shuffling each for itself: in round r the member at place i of the sorted
-ids pings the one r + 1 places further. Rounds travel on pings (like Lamport's clock), so each member is pinged about
-once a period by somebody, and a crash is noticed after half a period instead of a whole one on average.
+ids pings the one r + 1 places further. Rounds travel on pings (like Lamport's clock) and pull late members along, so
+each member is pinged once a period by somebody, and a crash is noticed after half a period on average, one at most.
 """
 
 from __future__ import annotations
@@ -63,20 +63,34 @@ class Prober:
         self._path = path
         self._digest = digest
         self._seq = 0
-        self._round = 0
+        self._round = 0  # of our latest tick
+        self._peer_round: int | None = None  # a later one that a peer is in
+        self._turns: dict[str, int] = {}  # our tick in which each member was last pinged in its turn
+        self._ticks = 0
+        self._ticked_at = 0
+        self._tick_timer: int | None = None
         self._probes: dict[int, _Probe] = {}
         self._relayed: dict[int, _Relayed] = {}
         self.health = 0
 
     def start(self) -> None:
-        self._effects.arm(self._effects.rng.randrange(self._config.probe_period), self._tick)
+        self._tick_timer = self._effects.arm(self._effects.rng.randrange(self._config.probe_period), self._tick)
 
     def feel(self, change: int) -> None:
         """Local health: failures that may be ours make us slower to judge."""
         self.health = max(0, min(self._config.health_max, self.health + change))
 
     def saw_round(self, number: int) -> None:
-        self._round = max(self._round, number)
+        """A peer is in this round already: ours follows at once, unless it would be our second within 3/4 of a period
+        (a liar cannot make us flood), or we are not well and slow on purpose."""
+        current = self._round if self._peer_round is None else self._peer_round
+        if not 0 < (number - current) & _SEQ_MASK < _SEQ_MASK // 2:
+            return
+        self._peer_round = number
+        if self.health == 0 and self._tick_timer is not None:
+            self._effects.cancel(self._tick_timer)
+            earliest = self._ticked_at + self._config.probe_period * 3 // 4
+            self._tick_timer = self._effects.arm(earliest - self._effects.now, self._tick)
 
     def probe(self, target: str) -> None:
         """Ping it now, whoever's turn it is."""
@@ -94,7 +108,8 @@ class Prober:
         timeout = path.timeout(self._config)
         self._effects.arm(timeout, self._late, seq, timeout)
         period = self._config.probe_period * (self.health + 1)
-        self._effects.arm(max(period, self._config.verdict_timeouts * timeout), self._verdict, seq)
+        failing = max(period, self._config.verdict_timeouts * timeout)
+        self._effects.arm(failing + self._config.doubt, self._verdict, seq)
 
     def ping_dead(self, member: Member) -> None:
         """So that it learns of its death and refutes it; nothing is concluded from silence."""
@@ -144,15 +159,28 @@ class Prober:
         self._effects.arm(min(request.wait_ms, MAX_WAIT_MS) * MILLISECOND, self._no_answer_yet, seq)
 
     def _tick(self) -> None:
-        self._effects.arm(self._config.probe_period * (self.health + 1), self._tick)
-        self._round = (self._round + 1) & _SEQ_MASK
+        self._ticked_at = self._effects.now
+        self._tick_timer = self._effects.arm(self._config.probe_period * (self.health + 1), self._tick)
+        self._ticks += 1
+        self._round = (self._round + 1) & _SEQ_MASK if self._peer_round is None else self._peer_round
+        self._peer_round = None
         live = self._table.live()
         if not live:
             self.feel(-1)
             return
         place = sum(node_id < self._table.node_id for node_id in live)
         # The ring is `live` with us at `place`; the one r + 1 places further, r in 0 .. n - 2, is never ourselves.
-        self.probe(live[(place + self._round % len(live)) % len(live)])
+        target = live[(place + self._round % len(live)) % len(live)]
+        self.probe(self._take_turn(live, target))
+
+    def _take_turn(self, live: list[str], target: str) -> str:
+        """The target; but whoever was passed over for two rotations (a liar can make rounds jump) comes first."""
+        self._turns = {node_id: self._turns.get(node_id, self._ticks) for node_id in live}
+        oldest = min(live, key=lambda node_id: (self._turns[node_id], node_id))
+        if self._ticks - self._turns[oldest] > 2 * len(live):
+            target = oldest
+        self._turns[target] = self._ticks
+        return target
 
     def _ping(self, probe: _Probe, seq: int, via: Via) -> None:
         probe.sent[via] = self._effects.now

@@ -15,6 +15,7 @@ from ppsmoke.cluster.swim_paths import Path
 from ppsmoke.cluster.swim_state import State, Via, retransmissions
 
 _BURST_DELAY = 1000  # microseconds: what one input brings is told together
+_REPLY_PERIOD = 200_000  # microseconds: a peer gets our whole view no more often
 
 
 class Spreader:
@@ -41,9 +42,10 @@ class Spreader:
         self._gossiped_at = -self._config.gossip_period
         self._seeds: list[str] = []
         self._sync_seq = 0
-        self._replied: dict[str, int] = {}  # the last sync of each member that got its reply
+        self._replied: dict[str, tuple[int, int]] = {}  # seq and time of each member's last sync that got its reply
         self._differs: dict[str, int] = {}  # since when (own time) a member's digest has not been ours
-        self._digest_of: tuple[list[tuple[object, ...]], bytes] = ([], bytes(DIGEST_BYTES))
+        self._agreed: dict[str, int] = {}  # when (own time) a member's digest was ours
+        self._digest_of: tuple[tuple[int, ...], bytes] = ((), bytes(DIGEST_BYTES))
 
     def start(self) -> None:
         self._effects.arm(self._effects.rng.randrange(self._config.sync_period), self._sync_tick)
@@ -83,16 +85,19 @@ class Spreader:
 
     def reply(self, peer: str, seq: int) -> None:
         """A view in many parts asks in each of them; it gets one reply."""
-        if self._replied.get(peer) != seq:
-            self._replied[peer] = seq
+        last_seq, last_at = self._replied.get(peer, (None, -_REPLY_PERIOD))
+        if last_seq != seq and self._effects.now - last_at >= _REPLY_PERIOD:
+            self._replied[peer] = seq, self._effects.now
             self._send_view(peer, seq, wants_reply=False)
 
     def compare(self, peer: str, digest: bytes) -> None:
         """Views differ for a moment whenever something happens; only what lasts is mended."""
+        now = self._effects.now
         if digest == self.digest():
             self._differs.pop(peer, None)
+            self._agreed[peer] = now
             return
-        now = self._effects.now
+        self._agreed.pop(peer, None)
         if now - self._differs.setdefault(peer, now) > self._config.digest_patience:
             self._differs[peer] = now
             self.sync_with(peer)
@@ -100,20 +105,24 @@ class Spreader:
     def forget(self, peer: str) -> None:
         self._replied.pop(peer, None)
         self._differs.pop(peer, None)
+        self._agreed.pop(peer, None)
 
     def digest(self) -> bytes:
         """Of the living and their names; whom we buried is not compared, for not all remember it equally long."""
-        myself = self._myself()
-        view: list[tuple[object, ...]] = [(myself.node_id, myself.epoch, myself.incarnation)]
-        living = {myself.node_id}
-        for node_id in self._table.live():
-            view.append((node_id, *self._table.members[node_id].order))
-            living.add(node_id)
-        view.sort()
-        view += [(e.name, e.owner, e.owner_epoch, e.version) for e in self._names if e.owner in living]
+        view = self._view_version()
         if view != self._digest_of[0]:
-            self._digest_of = view, hashlib.blake2b(repr(view).encode(), digest_size=DIGEST_BYTES).digest()
+            myself = self._myself()
+            lines = [(myself.node_id, myself.epoch, myself.incarnation)]
+            lines += [(node_id, *self._table.members[node_id].order) for node_id in self._table.live()]
+            living = {line[0] for line in lines}
+            names = [(e.name, e.owner, e.owner_epoch, e.version) for e in self._names if e.owner in living]
+            text = repr((sorted(lines), names)).encode()
+            self._digest_of = view, hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
         return self._digest_of[1]
+
+    def _view_version(self) -> tuple[int, ...]:
+        myself = self._myself()
+        return myself.epoch, myself.incarnation, self._table.version, self._names.version
 
     def _send_view(self, peer: str, seq: int, *, wants_reply: bool) -> None:
         head = encode_head(
@@ -140,8 +149,13 @@ class Spreader:
 
     def _sync_tick(self) -> None:
         self._effects.arm(self._config.sync_period, self._sync_tick)
-        if alive := self._table.in_state(State.ALIVE):
-            self.sync_with(self._effects.rng.choice(alive).node_id)
+        alive = self._table.in_state(State.ALIVE)
+        if not alive:
+            return
+        peer = self._effects.rng.choice(alive).node_id
+        # A digest that was equal within this period has compared the views already, for nothing.
+        if self._effects.now - self._agreed.get(peer, -self._config.sync_period) >= self._config.sync_period:
+            self.sync_with(peer)
 
     def _join_tick(self) -> None:
         if self._table.live() or not self._seeds:

@@ -32,7 +32,8 @@ class Config:
     probe_period: int = SECOND  # times (local health + 1); the load of one node is about two packets a period
     timeout_min: int = 400 * MILLISECOND  # of a direct probe; below it, jitter alone looks like loss
     timeout_max: int = 3 * SECOND  # also the time-out towards a peer whose round trip is not known yet
-    verdict_timeouts: int = 3  # a probe fails after this many time-outs: room for indirect pings and the link
+    verdict_timeouts: int = 3  # a probe is failing after this many time-outs: room for indirect pings and the link
+    doubt: int = 1500 * MILLISECOND  # then it may still be answered this long; counts as a part of the suspicion
     indirect_probes: int = 3  # helpers asked when a direct probe is late
     suspicion_min: int = 10 * SECOND  # times max(1, log10 n); hosts that load a model freeze for 3 to 12 s
     suspicion_max_factor: int = 3  # of the minimum, while nobody confirms
@@ -55,7 +56,7 @@ class Config:
     udp_fresh: int = 15 * SECOND  # "I hear your datagrams" on our packets means: one within this time
     lately_heard: int = 2 * SECOND  # whoever spoke to us within this time is not dead, whatever others say
     answer_period: int = SECOND  # unasked answers (your epoch is old, you are accused, who are you) to one peer
-    epoch_ahead_max: int = 366 * 86_400_000  # milliseconds; a life further in the future than this is a lie
+    epoch_ahead_max: int = 36_600 * 86_400_000  # milliseconds: a century; clocks may be wrong, beyond it is a lie
     udp: bool = True  # False: there is no UDP socket, all goes over links
     max_members: int = 256
     payload_limit: int = 1156  # bytes; with the seal's 44 a datagram of 1,200: no path fragments it
