@@ -108,6 +108,9 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        if self.state == "closed":  # given up while TLS was at work
+            self.abort()
+            return
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.last_heard = self._now()
         self.remote_host = (transport.get_extra_info("peername") or ("",))[0]
@@ -124,6 +127,7 @@ class Link(asyncio.Protocol):
         self.bytes_in += len(data)
         self.last_heard = now = self._now()
         if self.state == "closing":
+            self._await_bye(data)
             return
         try:
             for frame in self._decoder.feed(data):
@@ -305,6 +309,15 @@ class Link(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._call_at(self._now() + self._timing.bye_s, self.abort)
+
+    def _await_bye(self, data: bytes) -> None:
+        """We have said BYE. If the peer has as well, neither need wait for the other to hang up."""
+        try:
+            said_bye = any(frame.type is FrameType.BYE for frame in self._decoder.feed(data))
+        except FrameError:
+            return  # what broke the link goes on being broken
+        if said_bye and self._transport is not None:
+            self._transport.close()
 
     # --- silence
 

@@ -6,6 +6,7 @@ replace another's: one entry is kept for each (name, owner), and whoever resolve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ MAX_VALUE_BYTES = 128
 MAX_NAMES_PER_OWNER = 64
 MAX_OWNERS_PER_NAME = 32
 MAX_ENTRIES = 1024
+MAX_VERSION = (1 << 32) - 1
+MAX_GENERATION = (1 << 32) - 1
 
 
 class NameEntry(NamedTuple):
@@ -41,6 +44,8 @@ class NameRegistry:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], NameEntry] = {}
+        self._of_owner: Counter[str] = Counter()
+        self._of_name: Counter[str] = Counter()
         self.refused = 0  # entries beyond the bounds
         self.version = 0  # grows with every change
 
@@ -50,6 +55,8 @@ class NameRegistry:
             raise ValueError(f"a name has 1 to {MAX_NAME_BYTES} bytes: {name!r}")
         if len(value) > MAX_VALUE_BYTES:
             raise ValueError(f"the value of {name} has {len(value)} bytes, at most {MAX_VALUE_BYTES} fit")
+        if not 0 <= generation <= MAX_GENERATION:
+            raise ValueError(f"the generation of {name} is {generation}, at most {MAX_GENERATION} fits")
         previous = self._entries.get((name, owner))
         version = previous.version + 1 if previous and previous.owner_epoch == epoch else 1
         entry = NameEntry(name, owner, epoch, version, generation, value, deleted)
@@ -69,13 +76,15 @@ class NameRegistry:
         return True
 
     def _keep(self, entry: NameEntry) -> None:
+        if (entry.name, entry.owner) not in self._entries:
+            self._of_owner[entry.owner] += 1
+            self._of_name[entry.name] += 1
         self._entries[entry.name, entry.owner] = entry
         self.version += 1
 
     def _has_room(self, entry: NameEntry) -> bool:
-        of_owner = sum(owner == entry.owner for _, owner in self._entries)
-        of_name = sum(name == entry.name for name, _ in self._entries)
-        return len(self._entries) < MAX_ENTRIES and of_owner < MAX_NAMES_PER_OWNER and of_name < MAX_OWNERS_PER_NAME
+        owned, owners = self._of_owner[entry.owner], self._of_name[entry.name]
+        return len(self._entries) < MAX_ENTRIES and owned < MAX_NAMES_PER_OWNER and owners < MAX_OWNERS_PER_NAME
 
     def get(self, name: str, owner: str) -> NameEntry | None:
         return self._entries.get((name, owner))
@@ -97,7 +106,9 @@ class NameRegistry:
         """The owner is gone for good and its memory spent."""
         for key in [key for key in self._entries if key[1] == owner]:
             del self._entries[key]
+            self._of_name -= Counter([key[0]])  # drops what falls to zero
             self.version += 1
+        del self._of_owner[owner]
 
     def __iter__(self) -> Iterator[NameEntry]:
         """In a fixed order: byte-identical replay depends on it."""

@@ -68,6 +68,7 @@ class Node:
         may_own(name, role): whether the holder of that role may own that name."""
         node = cls(identity, may_own, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
+        node._maker = maker
         node._listener = Listener(*tcp, maker)
         node._dialler = Dialler(maker, node._changed, random.Random())
         node._membership = Membership(
@@ -113,6 +114,7 @@ class Node:
         )
         code_hash, model = hello
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
+        self._maker: LinkMaker
         self._listener: Listener
         self._dialler: Dialler
         self._membership: Membership
@@ -298,17 +300,17 @@ class Node:
         await self._membership.leave(linger_s=0.0)
         await self._flush()
         await self._membership.close()
-        for link in list(self._roster.links):
+        for link in list(self._maker.links):
             link.close(Bye(ByeReason.LEAVING, "its node has ended"))
-        open_links = [link.closed for link in self._roster.links]
+        open_links = [link.closed for link in self._maker.links]
         if open_links:
-            await asyncio.wait(open_links)
+            await asyncio.wait(open_links)  # at most the time of a BYE
         for peer in self._roster.peers.values():
             peer.close()
 
     async def _flush(self) -> None:
         until = asyncio.get_running_loop().time() + FLUSH_S
-        for link in self._roster.links:
+        for link in self._maker.links:
             if link.state == "up":
                 link.ping()  # what the peer owes us comes before its answer
         while any(peer.link is not None and not peer.session.idle for peer in self._roster.peers.values()):

@@ -32,7 +32,6 @@ class Roster:
         emit: Callable[[Event], None],
     ) -> None:
         self.peers: dict[str, Peer] = {}
-        self.links: set[Link] = set()
         self.candidates: tuple[Candidate, ...] = ()
         self.udp_port: int | None = None
         self.on_linked: Callable[[Peer], None] = lambda peer: None
@@ -107,8 +106,6 @@ class Roster:
             link.close(refusal)
             return
         restarted = peer.epoch not in (0, link.hello.epoch)
-        self.links.add(link)
-        link.closed.add_done_callback(lambda _: self.links.discard(link))
         self._generations.setdefault(link.peer.role, link.peer.generation)
         old = peer.attach(link)
         if old is not None and link.serves:

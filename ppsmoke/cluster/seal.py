@@ -2,7 +2,9 @@
 
 a SHAKE-256 key stream over key and nonce, and a keyed BLAKE2b-128 over header and ciphertext (encrypt, then
 authenticate). The nonce is (sender, epoch, counter): a sender never uses one twice, because its epoch is its boot time.
-All members share the key, so a member could pose as another here: membership authorises nothing, links do.
+All members share the key, so a member could pose as another here: membership authorises nothing, links do. A receiver
+that has just started has seen nothing yet and takes an old datagram for new, once; claims are ordered, so it learns
+nothing false from it.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class LinkMaker:
     def __init__(self, identity: Identity, cluster_key: bytes, owner: LinkOwner, timing: LinkTiming) -> None:
         self.node_id = identity.node_id
         self.timing = timing
+        self.links: set[Link] = set()  # all that have not ended, whatever their state
         self._owner = owner
         self._key = preamble_key(cluster_key)
         self._server_context = identity.tls_context(side="server")
@@ -69,6 +70,8 @@ class LinkMaker:
         tune(raw.socket)
         dialled = bool(opening)
         link = Link(self._owner, preamble, own_id=self.node_id, timing=self.timing, dialled=dialled, name=name)
+        self.links.add(link)
+        link.closed.add_done_callback(lambda _: self.links.discard(link))
         try:
             if dialled:
                 await loop.sock_sendall(raw.socket, opening)
@@ -90,6 +93,9 @@ class LinkMaker:
             raise LinkError(
                 f"{link.peer_name} hung up before TLS: another cluster key, not ready yet, or no node of ours"
             ) from error
+        finally:
+            if link.state == "tls":  # it got no further; beyond, it may have a BYE to say and ends by itself
+                link.abort()
 
 
 class RawSocket:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from random import Random
 
-from ppsmoke.cluster.names import NameEntry, NameRegistry
+from ppsmoke.cluster.names import MAX_VERSION, NameEntry, NameRegistry
 from ppsmoke.cluster.swim_effects import Effects
 from ppsmoke.cluster.swim_gossip import GossipQueue
 from ppsmoke.cluster.swim_members import Member, MemberTable
@@ -335,7 +335,11 @@ class Core:
     def _hear_own_name(self, entry: NameEntry) -> None:
         """Someone tells us what we are said to own: ours is written above it if it would win."""
         mine = self.names.get(entry.name, self.node_id)
-        if entry.owner_epoch == self.epoch and mine is not None and entry.newer_than(mine):
+        if entry.owner_epoch != self.epoch or mine is None or not entry.newer_than(mine):
+            return
+        if entry.version >= MAX_VERSION:
+            self._raise_epoch(self.epoch)
+        else:
             self.names.hear(mine._replace(version=entry.version + 1))
             self._tell_name(mine._replace(version=entry.version + 1))
 

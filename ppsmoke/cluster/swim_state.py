@@ -56,7 +56,7 @@ class Config:
     udp_fresh: int = 15 * SECOND  # "I hear your datagrams" on our packets means: one within this time
     lately_heard: int = 2 * SECOND  # whoever spoke to us within this time is not dead, whatever others say
     answer_period: int = SECOND  # unasked answers (your epoch is old, you are accused, who are you) to one peer
-    epoch_ahead_max: int = 366 * 86_400_000  # milliseconds; a life further in the future than this is a lie
+    epoch_ahead_max: int = 36_600 * 86_400_000  # milliseconds: a century; clocks may be wrong, beyond it is a lie
     udp: bool = True  # False: there is no UDP socket, all goes over links
     max_members: int = 256
     payload_limit: int = 1156  # bytes; with the seal's 44 a datagram of 1,200: no path fragments it

@@ -41,6 +41,14 @@ async def still_welcomes(cluster: Lab, node) -> None:
     await within(honest.dial(endpoint_of(node)), "an honest link")
 
 
+async def failed_dial(node, endpoint: Endpoint) -> None:
+    """Dial until the first attempt has failed; the node goes on trying."""
+    dialling = asyncio.ensure_future(node.dial(endpoint))
+    await until(lambda: endpoint.node_id in node._roster.peers and node._roster.peers[endpoint.node_id].last_error)
+    dialling.cancel()
+    await asyncio.wait({dialling})
+
+
 async def drain(sock_reader: asyncio.StreamReader) -> bytes:
     try:
         return await within(sock_reader.read(), "the end of a refused connection")
@@ -177,8 +185,9 @@ def test_a_wrong_cluster_key_is_named_as_a_likely_cause():
         async with lab(timing=IMPATIENT) as cluster:
             stage = await cluster.node("stage-0-of-2", cluster_key=b"w" * 32)
             node = await cluster.node("orchestrator")
+            await failed_dial(node, endpoint_of(stage))
             with pytest.raises(DeadlineExceeded) as caught:
-                await node.gather(endpoints_of(stage), size=2, deadline=Deadline.after(0.3, phase="gather"))
+                await node.gather(endpoints_of(stage), size=2, deadline=Deadline.after(0.1, phase="gather"))
             assert "stage-0-of-2" in caught.value.cause and "another cluster key" in caught.value.cause
 
     run(scenario())
@@ -346,8 +355,9 @@ def test_a_port_where_nobody_listens_is_named_when_gathering_runs_out_of_time():
             async def endpoints():
                 yield nobody
 
+            await failed_dial(node, nobody)
             with pytest.raises(DeadlineExceeded) as caught:
-                await node.gather(endpoints(), size=3, deadline=Deadline.after(0.2, phase="gather"))
+                await node.gather(endpoints(), size=3, deadline=Deadline.after(0.1, phase="gather"))
             text = caught.value.cause
             assert "1 of 3 there" in text and "1 not known yet" in text
             assert "stage-0-of-2: 127.0.0.1:1: Connection refused" in text

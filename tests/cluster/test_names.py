@@ -103,12 +103,14 @@ def test_what_does_not_fit_is_refused_before_it_is_told(name, value):
 
 def test_a_liar_cannot_fill_the_memory():
     registry = NameRegistry()
-    for owner in range(100):
+    for owner in range(40):
         for number in range(100):
             registry.hear(OLD._replace(name=f"n{number}", owner=f"{owner:02x}", value=bytes(MAX_VALUE_BYTES)))
-    assert len(registry) == MAX_ENTRIES and registry.refused == 10_000 - MAX_ENTRIES
+    assert len(registry) == MAX_ENTRIES and registry.refused == 4_000 - MAX_ENTRIES
     assert len(registry.of("00")) == MAX_NAMES_PER_OWNER
     assert registry.hear(OLD._replace(name="n0", owner="00", version=2)), "known names may still change"
+    registry.forget("00")
+    assert registry.hear(OLD._replace(name="new", owner="ff")), "and whoever is forgotten makes room"
 
 
 def test_one_name_has_a_bounded_number_of_owners():

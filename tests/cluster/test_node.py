@@ -151,7 +151,7 @@ def test_when_both_dial_at_once_both_keep_the_same_link(round_):
                 await within(one.send(other.address("box"), b"%d" % number))
             assert await receive_all(other, "box", 20) == [b"%d" % number for number in range(20)]
             await until(lambda: one_link_each_way(one, other))
-            await until(lambda: len(one._roster.links) == len(other._roster.links) == 1)
+            await until(lambda: len(one._maker.links) == len(other._maker.links) == 1)
 
     run(scenario())
 

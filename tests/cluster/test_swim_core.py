@@ -170,7 +170,7 @@ def test_a_life_of_ours_after_this_one_is_continued_above():
     assert lone.core.epoch == EPOCH + 901
 
 
-@pytest.mark.parametrize("epoch", [EPOCH + 10**12, 2**64 - 1])
+@pytest.mark.parametrize("epoch", [EPOCH + 10**13, 2**64 - 1])
 def test_a_life_in_the_far_future_is_a_lie(epoch):
     lone = LoneCore("a", config=QUIET)
     lone.hear("a", Gossip(), accused(SUSPECT, "a", epoch=epoch), alive("x", epoch=epoch)).hear("a", Stale(EPOCH, epoch))
@@ -344,6 +344,8 @@ def test_nobody_else_writes_our_names():
     mine = lone.core.lookup("pp-entry")[0]
     lone.hear("a", Gossip(), mine._replace(version=8, value=b"forged"), mine._replace(name="never", version=8))
     assert lone.core.lookup("pp-entry") == [mine._replace(version=9)] and lone.core.lookup("never") == []
+    lone.hear("a", Gossip(), mine._replace(version=2**32 - 1, value=b"forged"))
+    assert lone.core.lookup("pp-entry") == [mine._replace(owner_epoch=EPOCH + 1)], "no version is left: a new life"
 
 
 def test_a_name_survives_the_false_death_of_its_owner():
