@@ -61,9 +61,17 @@ class Identity:
         return context
 
     def _load_chain(self, context: ssl.SSLContext) -> None:
-        """ssl takes a key from a path alone: a file that only this user can read, gone before this returns."""
+        """ssl takes a key from a path alone: on Linux that of a file in memory, which leaves no trace even if we are
+        killed right here; elsewhere a file that only this user can read, gone before this returns."""
         text = pem("CERTIFICATE", self.leaf_der)
         text += pem("EC PRIVATE KEY", private_key_der(int.from_bytes(self.leaf_key, "big")))
+        in_memory = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+        if in_memory:
+            with open(os.memfd_create("ppsmoke"), "w") as file:
+                file.write(text)
+                file.flush()
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+            return
         handle, path = tempfile.mkstemp(prefix="ppsmoke-")  # mode 0600
         try:
             with os.fdopen(handle, "w") as file:
