@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from ppsmoke import testing
 from ppsmoke.errors import StageError
 from tests.lab.commands import ppsmoke
+from tests.lab.expected import expected
 from tests.lab.marked import marked
-from tests.lab.oracle import Oracle
-from tests.lab.paths import DATA, TINY_F32
+from tests.lab.paths import TINY_F32
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")
 
@@ -21,9 +22,9 @@ def test_two_stages_answer_what_llama_cpp_answers_and_nothing_is_left(tmp_path):
                    "--wire-dtype", "float32", home=tmp_path)  # fmt: skip
     assert said.status == 0, said.stderr
     out = said.json
-    expected = Oracle.tiny("tiny-llama3-f32.gguf").prompt("hello")["chat"]
-    assert out["prompt_token_ids"] == expected["ids_plain"]
-    assert out["token_ids"] == expected["steps"]["ids"][: len(out["token_ids"])] and len(out["token_ids"]) >= 8
+    oracle = expected(TINY_F32.name, "hello", "chat")
+    assert out["prompt_token_ids"] == oracle["ids_plain"]
+    assert out["token_ids"] == oracle["steps"]["ids"][: len(out["token_ids"])] and len(out["token_ids"]) >= 8
     assert out["ok"] is True and out["text"] and [stage["blocks"] for stage in out["stages"]] == [[0, 3], [3, 6]]
     assert out["timing"]["decode_tokens_per_s"] > 0 and out["timing"]["wire_ms"]["p50"] >= 0
     assert {link["to"] for link in out["links"]} >= {"stage-0-of-2", "stage-1-of-2"}
@@ -35,11 +36,11 @@ def test_two_stages_answer_what_llama_cpp_answers_and_nothing_is_left(tmp_path):
 def test_the_main_job_says_hello_with_the_real_model(tmp_path):
     said = ppsmoke("--json", home=tmp_path)
     assert said.status == 0, said.stderr
-    expected = Oracle.smollm2().prompt("hello")["chat"]
-    assert said.json["prompt_token_ids"] == expected["ids_plain"]
+    oracle = expected("smollm2", "hello", "chat")
+    assert said.json["prompt_token_ids"] == oracle["ids_plain"]
     assert said.json["finish_reason"] in ("stop", "length") and said.json["text"]
     plain = ppsmoke("--wire-dtype", "float32", home=tmp_path)
-    assert plain.status == 0 and plain.stdout == expected["steps"]["text"] + "\n"
+    assert plain.status == 0 and plain.stdout == oracle["steps"]["text"] + "\n"
     assert not marked(str(tmp_path))
 
 
@@ -104,8 +105,6 @@ def test_a_stdout_that_breaks_is_failure_after_everything_has_ended(tmp_path):
     with here, there:
         there.close()
         command = [sys.executable, "-m", "ppsmoke", "--model", str(TINY_F32), "--max-tokens", "4"]
-        import subprocess
-
         done = subprocess.run(command, stdout=here, stderr=subprocess.PIPE, timeout=120)
     assert done.returncode == 1 and b"Traceback" not in done.stderr
 
@@ -115,5 +114,4 @@ def test_other_peoples_suites_get_a_pipeline_as_a_context_manager():
     with testing.loopback(str(TINY_F32), 3, wire_dtype="float32") as pipeline:
         one = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
         two = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
-    assert one == two and one.token_ids == Oracle.tiny("tiny-llama3-f32.gguf").prompt("hello")["raw"]["steps"]["ids"]
-    assert DATA.is_dir()
+    assert one == two and one.token_ids == expected(TINY_F32.name, "hello", "raw")["steps"]["ids"]

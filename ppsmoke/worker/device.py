@@ -82,8 +82,7 @@ def _check_modules() -> None:
 
 
 def _check_clang(environment: MutableMapping[str, str]) -> None:
-    """tinygrad's CPU device compiles with clang, or with the clang that CC names; a CC meant for other builds (gcc) does
-    not know its options."""
+    """tinygrad's CPU device compiles with clang, or with the clang that CC names; gcc does not know its options."""
     if "clang" not in os.path.basename(environment.get("CC", "")):
         environment.pop("CC", None)
     compiler = environment.get("CC") or "clang"
