@@ -79,8 +79,12 @@ class KernelStore:
             return None
 
     def save(self, what: dict[str, Any], jit: Any) -> None:
-        """Store a captured TinyJit that holds no weights."""
-        if self._folder is None:
+        """Store a captured TinyJit that holds no weights and returns no tensor.
+
+        A tensor that it returned would come back under the number that it had here, which in another process is
+        another tensor's: seen, with wrong logits.
+        """
+        if self._folder is None or jit.captured.ret is not None:
             return
         path = self._path(what)
         partial = None

@@ -237,6 +237,7 @@ class _BlockSteps:
             out.assign(x).realize()
 
         what = {"step": "blocks", "device": place.device, "tokens": tokens, "length": length, "group": group}
+        what["weights"] = f"{place.weight_dtype} {len(blocks[0].qkv.shape)} {len(blocks[0].ffn_down.shape)}"
         self._compiled = Compiled(
             run_group,
             position_limit=length - tokens,
@@ -266,28 +267,29 @@ class _HeadStep:
     def __init__(self, config: LlamaConfig, head: Head, place: Placement, store: KernelStore) -> None:
         self._head = head
         self._input = place.zeros((1, config.dim))
-        self._logits: Tensor | None = None
+        self._logits = place.zeros((config.vocabulary,))
+        self._token = place.zeros((1,), dtype="int32")
 
-        def run_head(x: Tensor, norm: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-            logits = multiply(rms_norm(x, norm, config), output).reshape(-1).contiguous()
-            return logits, logits.argmax().reshape(1).contiguous()
+        # Nothing is returned: a stored step with tensors of its own could clash with this process's.
+        def run_head(x: Tensor, norm: Tensor, output: Tensor, logits: Tensor, token: Tensor) -> None:
+            computed = multiply(rms_norm(x, norm, config), output).reshape(-1)
+            Tensor.realize(logits.assign(computed), token.assign(computed.argmax().reshape(1)))
 
-        what = {"step": "head", "device": place.device}
+        what = {"step": "head", "device": place.device, "weights": f"{place.weight_dtype} {len(head.output.shape)}"}
         self._compiled = Compiled(run_head, store=store, what=what | config.shape())
 
     def warm_up(self) -> None:
-        self._compiled.warm_up(self._input, self._head.norm, self._head.output)
+        self._compiled.warm_up(self._input, self._head.norm, self._head.output, self._logits, self._token)
 
     def __call__(self, x: Tensor) -> int:
-        self._logits, token = self._compiled(x, self._head.norm, self._head.output)
-        return int(copy_out(token)[0])
+        self._compiled(x, self._head.norm, self._head.output, self._logits, self._token)
+        return int(copy_out(self._token)[0])
 
     def from_host(self, row: np.ndarray) -> int:
         copy_in(self._input, row)
         return self(self._input)
 
     def logits(self) -> np.ndarray:
-        assert self._logits is not None, "nothing was sampled yet"
         return copy_out(self._logits)
 
 

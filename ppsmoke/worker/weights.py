@@ -65,8 +65,8 @@ class Placement:
 
     def zeros(self, shape: tuple[int, ...], *, dtype: str = "float32") -> Tensor:
         """Zeros to be overwritten. On the CPU, memory that is not touched is not taken."""
-        if self.on_cpu and dtype == "float32":
-            return self._view(self._zeros(shape))
+        if self.on_cpu:
+            return self._view(self._zeros(shape, np.dtype(dtype).type))
         return Tensor.zeros(*shape, dtype=getattr(dtypes, dtype), device=self.device).contiguous().realize()
 
     def _weights(self, tensor: Tensor) -> Tensor:

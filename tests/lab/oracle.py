@@ -7,21 +7,18 @@ difference the rest of a continuation says nothing; an end-of-generation token e
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppsmoke.worker.device import prepare
+from tests.lab.compute import DEVICE  # isort: skip  (before tinygrad is imported)
 
-DEVICE = prepare(os.environ.get("PPSMOKE_TEST_DEVICE", "CPU"), os.environ)  # before tinygrad is imported
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-from ppsmoke.worker.fetch import open_model  # noqa: E402
-from ppsmoke.worker.gguf import Gguf  # noqa: E402
-from ppsmoke.worker.hidden import from_wire, to_wire  # noqa: E402
-from ppsmoke.worker.stage_model import StageModel  # noqa: E402
+from ppsmoke.worker.fetch import open_model
+from ppsmoke.worker.gguf import Gguf
+from ppsmoke.worker.hidden import from_wire, to_wire
+from ppsmoke.worker.stage_model import StageModel
 
 DATA = Path(__file__).parent.parent / "data"
 DECISIVE = 0.05  # the margin: an honest float implementation agrees above it

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tinygrad")
+from tests.lab.compute import DEVICE  # isort: skip  (before tinygrad is imported)
 
-from ppsmoke.worker.__main__ import serve  # noqa: E402
-from tests.lab.oracle import DATA, DECISIVE, DEVICE, expectations  # noqa: E402
+from ppsmoke.worker.__main__ import serve
+from tests.lab.oracle import DATA, DECISIVE, expectations
 
 TINY = "tiny-llama3-q8_0.gguf"
 HELLO = next(expected for expected in expectations(TINY) if expected.name == "hello/raw")

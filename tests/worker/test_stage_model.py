@@ -6,14 +6,15 @@ import dataclasses
 
 import pytest
 
-pytest.importorskip("tinygrad")
+from tests.lab.compute import DEVICE  # isort: skip  (before tinygrad is imported)
 
-from ppsmoke.errors import InputError  # noqa: E402
-from ppsmoke.worker.fetch import FileSource  # noqa: E402
-from ppsmoke.worker.gguf import Gguf  # noqa: E402
-from ppsmoke.worker.llama import layer_range  # noqa: E402
-from ppsmoke.worker.stage_model import ContextFull, StageModel, WrongPosition  # noqa: E402
-from tests.lab.oracle import DATA, DECISIVE, DEVICE, LOGIT_TOLERANCE, Chain, expectations  # noqa: E402
+from ppsmoke.errors import InputError
+from ppsmoke.worker import kernel_options, weights
+from ppsmoke.worker.fetch import FileSource
+from ppsmoke.worker.gguf import Gguf
+from ppsmoke.worker.llama import layer_range
+from ppsmoke.worker.stage_model import ContextFull, StageModel, WrongPosition
+from tests.lab.oracle import DATA, DECISIVE, LOGIT_TOLERANCE, Chain, expectations
 
 TINY = "tiny-llama3-q8_0.gguf"
 TINY_TYPES = sorted(path.name for path in DATA.glob("tiny*.gguf"))
@@ -142,3 +143,22 @@ def test_smollm2_in_two_stages_answers_every_prompt_as_llama_cpp():
     assert [verdict.name for verdict in verdicts if verdict.wrong is not None] == []
     assert max(verdict.worst_logit for verdict in verdicts) < LOGIT_TOLERANCE
     assert sum(verdict.decisive for verdict in verdicts) >= 580
+
+
+@pytest.mark.slow
+def test_the_layout_of_a_gpu_answers_as_llama_cpp_too(monkeypatch):
+    """Rows, half weights, one graph for all blocks, plain kernels where an option does not fit; here on the CPU."""
+    original = weights.Placement.__init__
+
+    def like_a_gpu(self, device: str) -> None:
+        original(self, device)
+        self.on_cpu, self.weight_dtype = False, "float16"
+
+    monkeypatch.setattr(weights.Placement, "__init__", like_a_gpu)
+    monkeypatch.setattr(kernel_options, "_enabled", True)
+    model = "tiny-llama3-f16.gguf"
+    for _ in range(2):  # compiled, then read from the store
+        chain = Chain(DATA / model, 2, max_context=CONTEXT)
+        verdicts = [chain.continuation(expected) for expected in expectations(model)]
+        assert [verdict.name for verdict in verdicts if verdict.wrong is not None] == []
+        assert max(verdict.worst_logit for verdict in verdicts) < 0.1  # half weights, half products in prefill
