@@ -48,6 +48,8 @@ class Compiled:
 
     def warm_up(self, *tensors: Tensor) -> None:
         """Compile everything, or read it from the store; run it until no call does anything for the first time."""
+        # What was compiled fits these shapes alone, whatever the caller's description leaves out.
+        self._what = self._what | {"tensors": [[*tensor.shape, tensor.dtype.name] for tensor in tensors]}
         with self._store.alone(self._what):
             self._load_or_capture(tensors)
 
