@@ -98,6 +98,7 @@ async def stages_up(
     settings: Settings, progress: Progress, open_fleet: FleetFactory, deadline: Deadline
 ) -> AsyncIterator[Pipeline]:
     """Stages for this block alone, loaded and watched: if one fails, the block is cancelled and the failure raised."""
+    model = _as_seen_anywhere(settings.model)  # refused, if it must be, before anything is started
     authority = RunAuthority(settings.run_key)
     progress.phase("rent")
     fleet = open_fleet(progress)
@@ -110,7 +111,7 @@ async def stages_up(
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
-            rented(fleet, stage_specs(settings, authority, node), progress, deadline),
+            rented(fleet, stage_specs(settings, model, authority, node), progress, deadline),
         ):
             inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
             async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
@@ -178,7 +179,7 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await cancel_and_reap(told, lost)
 
 
-def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list[StageSpec]:
+def stage_specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> list[StageSpec]:
     """A spec for each stage: its identity, and the environment of design, "Environment of a stage node"."""
     lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
     specs = []
@@ -188,7 +189,7 @@ def stage_specs(settings: Settings, authority: RunAuthority, node: Node) -> list
             "STAGE": str(stage),
             "NUM_STAGES": str(settings.num_stages),
             "SEED_ADDR": node.node_id,  # no host: the stage waits to be dialled
-            "MODEL": _as_seen_anywhere(settings.model),
+            "MODEL": model,
             "PPSMOKE_NODE_RUN_ID": settings.run_id,
             "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
             "PPSMOKE_NODE_CLUSTER_KEY": derive(settings.run_key, "cluster").hex(),

@@ -51,7 +51,7 @@ def test_a_package_that_cannot_be_written_is_one_line_and_a_hint(tmp_path):
 
 
 def test_the_cache_is_shown_and_cleared_and_nothing_else_is_touched(tmp_path):
-    folder = tmp_path / "cache" / "ppsmoke"
+    folder = tmp_path / "cache" / "ppsmoke" / "models"
     folder.mkdir(parents=True)
     (folder / "model.gguf").write_bytes(b"x" * 2_000_000)
     (tmp_path / "cache" / "other").touch()
