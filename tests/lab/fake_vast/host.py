@@ -17,20 +17,27 @@ class Hosts:
     def __init__(self, account: Account, clock: Clock, lock: threading.RLock, containers: Containers) -> None:
         self._account, self._clock, self._lock, self._containers = account, clock, lock, containers
         self._closing = threading.Event()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fake vast.ai: hosts", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End every container."""
+        """End every container. Raises what went wrong in the thread, if anything did."""
         self._closing.set()
         self._thread.join()
         self._containers.close()
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
-        while not self._closing.wait(PASS_S):
-            self.step()
+        try:
+            while not self._closing.wait(PASS_S):
+                self._step()
+        except BaseException as error:
+            self._failure = error
+            raise
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """One look: end what should not run, note what ended by itself, start what should."""
         with self._lock:
             now = self._clock.now()

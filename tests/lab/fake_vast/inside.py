@@ -130,7 +130,7 @@ def listens_on(name: str, external: int) -> int:
 
 def _base(folder: Path, *, chroot: bool) -> dict[str, str]:
     if chroot:
-        return {"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", "PYTHON_VERSION": "3.12.0", "HOSTNAME": "c"}
+        return {"PATH": SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8"}
     home = folder / "home"
     return {
         "PATH": f"{folder / 'venv' / 'bin'}:{SYSTEM_PATH}",

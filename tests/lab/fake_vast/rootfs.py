@@ -5,6 +5,7 @@ It is built on a tmpfs inside the container's own mount namespace, so it vanishe
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,14 +17,13 @@ from tests.lab.fake_vast.inside import Python
 
 TOOLS = """[ basename base64 cat chmod chown cp cut date dd df dirname du echo env expr false head id kill ln ls md5sum
 mkdir mktemp mv nproc printf pwd readlink realpath rm rmdir sed sha256sum sleep sort stat tail tee test timeout touch tr
-true uname uniq wc whoami xargs find grep gzip hostname tar""".split()
+true uname uniq wc which whoami xargs find grep gzip hostname tar""".split()
 LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1",
              "libm.so.6", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")  # fmt: skip
 ETC = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/debian_version")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-FOLDERS = (
-    "bin dev/shm etc home lib lib64 proc root run sys tmp usr/bin usr/lib usr/local/bin usr/sbin var/tmp workspace"
-)
+FOLDERS = "dev/shm etc home proc root run sys tmp usr/bin usr/lib usr/lib64 usr/local/bin usr/sbin var/tmp workspace"
+MERGED = ("bin", "lib", "lib64", "sbin")  # links into /usr, as in Debian
 
 
 def setup(root: Path, python: Python, *, wheels: Path | None, inject: Iterable[str]) -> list[list[str]]:
@@ -31,14 +31,17 @@ def setup(root: Path, python: Python, *, wheels: Path | None, inject: Iterable[s
     at = str(root)
     dash = shutil.which("dash") or "/bin/sh"
     tools = [found for tool in TOOLS if (found := shutil.which(tool, path="/usr/bin:/bin")) is not None]
-    files = [*tools, dash, *_libraries([python.exe, *_modules(python), *tools, dash])]
+    files = [*tools, *_libraries([python.exe, *_modules(python), *tools, dash])]
     files += [path for path in ETC if Path(path).exists()]
+    files = sorted({_in_its_folder(path) for path in files if not path.startswith(python.prefix)})
     script = [
         ["mount", "-t", "tmpfs", "-o", "mode=755", "container", at],
         ["mkdir", "-p", *(f"{at}/{name}" for name in FOLDERS.split())],
         ["chmod", "1777", f"{at}/tmp", f"{at}/var/tmp", f"{at}/dev/shm"],
-        ["cp", "-L", "--parents", *sorted(set(files)), at],
-        ["cp", "-L", dash, f"{at}/bin/sh"],
+        *(["ln", "-s", f"usr/{name}", f"{at}/{name}"] for name in MERGED),
+        ["cp", "-L", "--parents", *files, at],
+        ["cp", "-L", dash, f"{at}/usr/bin/dash"],
+        ["ln", "-s", "dash", f"{at}/usr/bin/sh"],
         ["sh", "-c", f"printf '127.0.0.1 localhost\\n' > {at}/etc/hosts"],
     ]
     for name in DEVICES:
@@ -66,6 +69,11 @@ def _python(at: str, python: Python) -> list[list[str]]:
     script.append(["sh", "-c", f"printf '#!/bin/sh\\n%s \"$@\"\\n' '{pip}' > {at}/usr/local/bin/pip"])
     script.append(["chmod", "755", f"{at}/usr/local/bin/pip"])
     return script
+
+
+def _in_its_folder(path: str) -> str:
+    """The path with its folder's links resolved, so that each file has one name."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _bound(at: str, path: str, to: str) -> list[list[str]]:
