@@ -1,4 +1,4 @@
-"""The plainest caller of a vast.ai API: one urllib request, whatever comes back as a value. For the fake's own tests."""
+"""The plainest caller of a vast.ai API: one urllib request, whatever comes back as a value. For tests of the fake."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -198,6 +200,8 @@ class Containers:
         inside, argv = self._inside, start_argv(container.instance.body)
         env = environment(container.instance, inside, folder=folder, address=container.address, isolated=self._isolated)
         setup: list[list[str]] = []
+        if not inside.chroot and shutil.which(argv[0], path=env["PATH"]) is None:
+            raise OSError(f'exec: "{argv[0]}": executable file not found in $PATH: unknown')
         if inside.chroot:
             root = folder / "root"
             root.mkdir(exist_ok=True)
@@ -218,10 +222,12 @@ class Containers:
         for listen, target in self._outside:
             bound = new.gate.make("listen", address=list(listen))
             self._open(new, "/tcp", bound, partial(_dial_outside, target))
+        self._lead(new, new, owner=new)
         for other in self._running.values():
-            self._lead(other, new, owner=new)
             if other is not new:
                 self._lead(new, other, owner=new)
+                with suppress(OSError):  # the other one may be ending
+                    self._lead(other, new, owner=new)
 
     def _lead(self, inside: Container, to: Container, *, owner: Container) -> None:
         """From inside one container to the public ports of another, whose caller then is the one's public address."""

@@ -17,6 +17,7 @@ class Hosts:
     def __init__(self, account: Account, clock: Clock, lock: threading.RLock, containers: Containers) -> None:
         self._account, self._clock, self._lock, self._containers = account, clock, lock, containers
         self._closing = threading.Event()
+        self._since: dict[int, float] = {}
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fake vast.ai: hosts", daemon=True)
         self._thread.start()
@@ -42,14 +43,19 @@ class Hosts:
         with self._lock:
             now = self._clock.now()
             self._account.settle(now)
-            wanted = {one.id: one for one in self._account.ours() if one.serves(now)}
-        for instance_id in self._containers.running() - set(wanted):
+            since = {one.id: one.serving_since(now) for one in self._account.ours()}
+        for instance_id in [one for one in self._containers.running() if since[one] != self._since[one]]:
             self._containers.stop(instance_id)
         for instance_id, status in self._containers.ended():
             with self._lock:
-                wanted.pop(instance_id).exited(self._clock.now(), status)
-        for instance_id in set(wanted) - self._containers.running():
-            self._start(instance_id)
+                instance, now = self._account.instances[instance_id], self._clock.now()
+                if instance.serving_since(now) is not None:
+                    instance.exited(now, status)
+            since[instance_id] = None
+        for instance_id, began in since.items():
+            if began is not None and instance_id not in self._containers.running():
+                self._since[instance_id] = began
+                self._start(instance_id)
 
     def _start(self, instance_id: int) -> None:
         instance = self._account.instances[instance_id]
