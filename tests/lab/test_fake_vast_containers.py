@@ -12,6 +12,7 @@ import time
 import urllib.request
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_mapped_ports_lead_to_the_service_and_peers_meet_at_the_public_address(i
         caller = at_one[0] if isolation == "namespace" else "127.0.0.1"
         assert ask(*at_one[:2], "dial {} {} {}".format(*at_two)) == [[str(two), caller]] * 2
         assert ask(*at_one[:2], "dial {} {} {}".format(*at_one))[0][0] == str(one)  # its own public address, too
-        assert ask(*at_two[:2], "end")["success"]
+        with suppress(ValueError):  # it may be gone before it has answered
+            ask(*at_two[:2], "end")
         eventually(lambda: refuses(*at_two[:2]))
         assert [line["id"] for line in fake.ledger()["live"]] == [one]
         assert ask(*at_one[:2], "who")[0] == str(one)

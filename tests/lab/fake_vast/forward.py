@@ -115,12 +115,19 @@ class _Outer(_Half):
         super().__init__()
         self._dial, self._joints = dial, joints
         self._joining: asyncio.Task[None] | None = None
+        self._early = b""  # Python 3.10 reads on although it was told to pause before its first read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._joints.add(self)
         transport.pause_reading()  # type: ignore[attr-defined]
         self._joining = asyncio.get_running_loop().create_task(self._join(transport.get_extra_info("peername")))
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early += data
+        else:
+            super().data_received(data)
 
     async def _join(self, peer: Address) -> None:
         try:
@@ -133,6 +140,9 @@ class _Outer(_Half):
         if self.transport is None or self.transport.is_closing():
             half.reset()
             return
+        half.transport.write(self._early)
+        if self.ended:
+            half.transport.write_eof()
         self.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -29,6 +29,7 @@ class Gate:
         self._control = control
         self._isolated = isolated
         self._child = 0
+        self._process: subprocess.Popen[bytes] | None = None
         self._wake, wake_write = os.pipe()
         for fd in (self._wake, wake_write):
             os.set_blocking(fd, False)
@@ -78,7 +79,7 @@ class Gate:
             child = subprocess.Popen(
                 argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        self._child = child.pid
+        self._child, self._process = child.pid, child  # kept: a Popen that is dropped may reap in our place
         return {"pid": child.pid}
 
     def on_connect(self, made: list[socket.socket], source: str, target: list[Any]) -> dict[str, Any]:
