@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import zipfile
@@ -110,6 +111,8 @@ def refuses(host: str, port: int) -> bool:
         socket.create_connection((host, port), 2).close()
     except ConnectionRefusedError:
         return True
+    except OSError:
+        return False  # it was just being closed
     return False
 
 
@@ -317,3 +320,30 @@ def test_a_bare_root_has_dash_and_python_and_pip_but_no_curl_git_or_clang(wheels
     assert "/bin/sh -> dash" in text and "site-packages/tiny_thing.py" in text
     assert os.path.basename(str(tmp_path)) not in text.split("done")[1]
     assert not (tmp_path / str(made) / "root" / "bin").exists()  # built in the container's own mounts
+
+
+GREETER = """
+import socket
+port = socket.create_server(("0.0.0.0", 7070))
+print("listening", flush=True)
+while True:
+    with port.accept()[0] as connection:
+        connection.sendall(b"hello ")
+        while data := connection.recv(65536):
+            connection.sendall(data)
+"""
+
+
+def test_a_mapped_port_carries_much_in_both_directions_and_a_service_may_speak_first(tmp_path):
+    much = os.urandom(1 << 20)
+    with FakeVast(inside=Inside(), folder=tmp_path) as fake:
+        made = rent(fake, onstart="python3", args=["-c", GREETER])
+        fake.clock.advance(60)
+        eventually(lambda: "listening" in fake.log(made))
+        with socket.create_connection((fake.instance(made).address, fake.instance(made).ports["7070/tcp"]), 10) as port:
+            assert port.recv(6, socket.MSG_WAITALL) == b"hello "
+            sending = threading.Thread(target=lambda: (port.sendall(much), port.shutdown(socket.SHUT_WR)))
+            sending.start()
+            received = b"".join(iter(lambda: port.recv(65536), b""))
+            sending.join()
+    assert received == much

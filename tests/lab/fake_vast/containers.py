@@ -69,7 +69,8 @@ class Gate:
             self._ours.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
             data, fds, _, _ = socket.recv_fds(self._ours, 1 << 16, 1)
             while data and not data.endswith(b"\n"):
-                data += self._ours.recv(1 << 16)
+                more = self._ours.recv(1 << 16)
+                data = data + more if more else b""
         if not data:
             raise ConnectionError("the container has ended")
         made = socket.socket(fileno=fds[0]) if fds else None
@@ -87,7 +88,8 @@ class Gate:
 
     def close(self) -> None:
         """End the container and wait until it has ended."""
-        self._ours.close()
+        with self._lock:  # an order under way is answered first
+            self._ours.close()
         try:
             self.process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:

@@ -132,14 +132,16 @@ class _Outer(_Half):
     async def _join(self, peer: Address) -> None:
         try:
             inner = await self._dial(peer)
-            _, half = await asyncio.get_running_loop().create_connection(_Half, sock=inner)
+            half = _Half()
+            half.other = self  # at once: a service may speak first
+            await asyncio.get_running_loop().create_connection(lambda: half, sock=inner)
         except OSError:
             self.reset()
             return
-        half.other, self.other = self, half
         if self.transport is None or self.transport.is_closing():
             half.reset()
             return
+        self.other = half
         half.transport.write(self._early)
         if self.ended:
             half.transport.write_eof()
