@@ -304,7 +304,7 @@ def test_pip_inside_installs_into_the_containers_own_environment(wheels, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(way_in("best") is None, reason="neither root nor user namespaces")
+@pytest.mark.skipif(not NAMESPACES, reason="neither root nor user namespaces")
 def test_a_bare_root_has_dash_and_python_and_pip_but_no_curl_git_or_clang(wheels, tmp_path):
     script = (
         f"for x in curl git clang cc sh python pip; do which $x || echo no $x; done; ls -l /bin/sh; {INSTALL}; id -u"
@@ -334,6 +334,7 @@ while True:
 """
 
 
+@pytest.mark.skipif(not NAMESPACES, reason="neither root nor user namespaces")
 def test_a_mapped_port_carries_much_in_both_directions_and_a_service_may_speak_first(tmp_path):
     much = os.urandom(1 << 20)
     with FakeVast(inside=Inside(), folder=tmp_path) as fake:
