@@ -1,4 +1,4 @@
-"""What we may owe money for, on disk before it can exist. One journal per run, locked by the process that answers for it.
+"""What we may owe money for, on disk before it can exist: one journal per run, locked by whoever answers for it.
 
 `$XDG_STATE_HOME/ppsmoke/journal/<run>.jsonl`: a JSON record a line, appended and fsynced; a held lock on the file means
 that its owner lives. The state is a pure fold over the records; a torn last line costs that record alone.
@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ State = Literal["intent", "created", "destroying", "gone", "refused"]
 CLOSED: frozenset[str] = frozenset({"gone", "refused"})  # nothing is owed for these
 _STATES = frozenset({"intent", "created", "destroying", *CLOSED})
 _RUN_ID = re.compile(r"[0-9a-z]{4,20}")
+LOCK_TRIES, LOCK_RETRY_S = 4, 0.01
 MAX_JOURNAL_BYTES = 16 << 20  # a run writes some hundred bytes per instance and step
 
 
@@ -127,17 +129,22 @@ class Journal:
         if not _RUN_ID.fullmatch(run_id):
             raise ValueError(f"no run id: {run_id!r}")
         path = folder / "journal" / f"{run_id}.jsonl"
+        unlocked = path.with_suffix(".new")  # only a locked file gets the name that others look for
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _cannot(path.parent, error) from None
-        journal = cls(path, fd, {}, 0, torn=False)
+        journal = cls(unlocked, fd, {}, 0, torn=False)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             journal._append({"owner": "run", "pid": os.getpid(), "at": at})
+            os.link(unlocked, path)  # refuses to replace, as rename would not
+            journal.path = path
+            unlocked.unlink()
             _sync_folder(path.parent)
         except (OSError, LedgerError) as error:
+            unlocked.unlink(missing_ok=True)
             journal._discard()
             raise error if isinstance(error, LedgerError) else _cannot(path, error) from None
         return journal
@@ -152,16 +159,14 @@ class Journal:
         except OSError as error:
             raise _cannot(path, error) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            data = _read_all(fd)
-            if os.fstat(fd).st_nlink == 0:
-                raise BlockingIOError  # settled and removed between our open and our lock
-        except BlockingIOError:
-            os.close(fd)
-            return None
+            owned = _try_lock(fd) and os.fstat(fd).st_nlink > 0  # no name: settled between our open and our lock
+            data = _read_all(fd) if owned else b""
         except OSError as error:
             os.close(fd)
             raise _cannot(path, error) from None
+        if not owned:
+            os.close(fd)
+            return None
         records, damaged = parse(data)
         journal = cls(path, fd, fold(records), damaged, torn=bool(data) and not data.endswith(b"\n"))
         try:
@@ -198,12 +203,14 @@ class Journal:
 
     def close(self) -> None:
         """Give up the lock. A journal with nothing open is removed first, so that no later start reads it again; one
-        with damaged lines stays, since they may have named something."""
+        with damaged lines, which may have named something, is put aside under another name."""
         if self._fd < 0:
             return
-        if not self.open_entries() and not self.damaged:
-            self._discard()
-            return
+        if not self.open_entries():
+            if self.damaged:
+                os.replace(self.path, self.path.with_suffix(".damaged"))
+            else:
+                self.path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
 
@@ -234,7 +241,7 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Account:
+class JournalView:
     """One journal as another process sees it."""
 
     path: Path
@@ -248,7 +255,7 @@ class Account:
         return self.path.stem
 
 
-def read_journals(folder: Path) -> list[Account]:
+def read_journals(folder: Path) -> list[JournalView]:
     """Every journal of this state folder. Raises LedgerError for one that is there and cannot be read."""
     found = []
     try:
@@ -270,8 +277,19 @@ def read_journals(folder: Path) -> list[Account]:
         finally:
             os.close(fd)
         owners = [f"{record['owner']} {record.get('pid')}" for record in records if "owner" in record]
-        found.append(Account(path, alive, owners[-1] if owners else "", fold(records), damaged))
+        found.append(JournalView(path, alive, owners[-1] if owners else "", fold(records), damaged))
     return found
+
+
+def _try_lock(fd: int) -> bool:
+    """Take the lock if nobody owns it; whoever just looks (`_is_locked`) holds it for microseconds."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_RETRY_S)
+    return False
 
 
 def _is_locked(fd: int) -> bool:

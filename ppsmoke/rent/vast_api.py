@@ -1,9 +1,9 @@
 """The vast.ai client: a method per endpoint, paced, retried where repeating is safe, every reply checked.
 
-Blocking exchanges run in a daemon thread each, so that no stuck name server can hold up a loop or the exit. A caller may
-be cancelled in any method: a read or a DELETE under way is then left behind (harmless: both may be repeated). `create`
-alone must not be left: it neither waits for its turn nor retries, and whoever calls it does so inside `to_the_end`
-(rent/create.py), so that its outcome is always written down.
+Blocking exchanges run in a daemon thread each, so that no stuck name server can hold up a loop or the exit. A caller
+may be cancelled in any method: a read or a DELETE under way is then left behind (harmless: both may be repeated).
+`create` alone must not be left: it neither waits for its turn nor retries, and whoever calls it does so inside
+`to_the_end` (rent/create.py), so that its outcome is always written down.
 """
 
 from __future__ import annotations

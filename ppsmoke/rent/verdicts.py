@@ -73,13 +73,9 @@ Verdict = Accepted | TooOften | Unclear | VastError  # an error is a value here;
 
 @dataclass(frozen=True)
 class Created:
-    """An instance exists. `key` is the one that may end it from inside; None if it was found by its label."""
+    """An instance exists. The reply's `instance_api_key` is left there: its own container gets it from the service."""
 
     instance_id: int
-    key: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Created({self.instance_id})"
 
 
 @dataclass(frozen=True)
@@ -150,8 +146,7 @@ def judge_create(reply: Reply) -> CreateOutcome:
     if instance_id is None:
         return refusal
     if reply.status < 300 and isinstance(body, dict) and body.get("success") is not False:
-        key = body.get("instance_api_key")
-        return Created(instance_id, key if isinstance(key, str) and key else None)
+        return Created(instance_id)
     return CreatedAnyway(instance_id, refusal if isinstance(refusal, CreateRefused) else OfferLost(said(reply)))
 
 
