@@ -1,8 +1,8 @@
 """A small process that outlives us: if the run is killed, it ends what the run's journal still owns.
 
-Started before the first create, in a session of its own, deaf to the signals that end a terminal. It gets what it needs,
-the key among it, over its stdin and then waits there: a line `done` says that all is gone; an end of file without it
-means that the run is dead.
+Started before the first create, in a session of its own, deaf to the signals that end a terminal. It gets what it
+needs, the key among it, over its stdin and then waits there: a line `done` says that all is gone; an end of file without
+it means that the run is dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ATTEMPT_S, PERSIST_S = 120.0, 1800.0  # each attempt at the account, and how lon
 PAUSE_S = 20.0
 LOCK_WAIT_S = 30.0  # a killed owner's lock is free at once, unless the kernel is still dumping its core
 MAX_ORDER_BYTES = 1 << 16
-_CODE = "import sys; sys.path[0] = sys.argv[1]; from ppsmoke.rent.reaper import main; sys.exit(main())"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ppsmoke.rent.reaper import main; sys.exit(main())"
 
 
 class Reaper:
@@ -48,9 +48,9 @@ class Reaper:
     @classmethod
     def start(cls, journal: Journal, *, key: ApiKey, url: str, account: str) -> Reaper:
         """Start it and wait until it says that it is armed. Raises RentError: rent nothing without it."""
-        root = str(Path(__file__).parents[2])  # the folder, or the zipapp, that holds the package
+        root = str(Path(__file__).absolute().parents[2])  # the folder, or the zipapp, that holds the package
         log = journal.path.with_suffix(".reaper.log")
-        order = {"key": key.reveal(), "url": url, "account": account, "journal": str(journal.path)}
+        order = {"key": key.reveal(), "url": url, "account": account, "journal": str(journal.path.absolute())}
         try:
             with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log_file:
                 process = subprocess.Popen(
@@ -142,7 +142,10 @@ def main() -> int:
     """The process itself."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever ends a whole process group ends the run, not its safety net
-    order = Order.read(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
+    line = sys.stdin.buffer.readline(MAX_ORDER_BYTES)
+    if not line:
+        return 2  # the run died before it said anything, so it has rented nothing
+    order = Order.read(line)
     api = VastApi.open(order.key, order.url)
     sys.stdout.buffer.write(ARMED)
     sys.stdout.buffer.flush()
