@@ -1,8 +1,8 @@
 """A small process that outlives us: if the run is killed, it ends what the run's journal still owns.
 
 Started before the first create, in a session of its own, deaf to the signals that end a terminal. It gets what it
-needs, the key among it, over its stdin and then waits there: a line `done` says that all is gone; an end of file without
-it means that the run is dead.
+needs, the key among it, over its stdin and then waits there: a line `done` says that all is gone; an end of file
+without it means that the run is dead.
 """
 
 from __future__ import annotations
