@@ -1,4 +1,4 @@
-"""GPU names as the API spells them: it compares letter by letter and answers a near miss with no offers at all. Pure."""
+"""GPU names as the API spells them: it compares letter by letter and answers a near miss with no offers. Pure."""
 
 from __future__ import annotations
 

@@ -66,6 +66,11 @@ class Wanted:
             filters["geolocation"] = {"in": list(self.regions)}
         return filters
 
+    def broad_filters(self) -> dict[str, Any]:
+        """A search that shows what the needs keep out: the model alone, at the same disk's prices."""
+        kept = ("rentable", "type", "allocated_storage", "gpu_name")
+        return {name: value for name, value in self.search_filters().items() if name in kept}
+
     @property
     def min_duration_s(self) -> float:
         return max(LONGEST_LEAST_S, LONGEST_FACTOR * self.lifetime_s)
@@ -234,8 +239,8 @@ def same_place(one: Offer, other: Offer) -> bool:
 
 # Continents by country code, as far as hosts are found there.
 _CONTINENTS = {
-    "Europe": "AL AT BA BE BG BY CH CY CZ DE DK EE ES FI FR GB GR HR HU IE IS IT LT LU LV MD ME MK MT NL NO PL PT RO RS "
-    "RU SE SI SK UA UK",
+    "Europe": "AL AT BA BE BG BY CH CY CZ DE DK EE ES FI FR GB GR HR HU IE IS IT LT LU LV MD ME MK MT NL NO PL PT RO "
+    "RS RU SE SI SK UA UK",
     "North America": "CA CR DO GT MX PA PR US",
     "South America": "AR BO BR CL CO EC PE PY UY VE",
     "Asia": "AE AM AZ BD CN GE HK ID IL IN IR JO JP KG KH KR KW KZ LK MN MO MY NP OM PH PK QA SA SG TH TR TW UZ VN",

@@ -1,4 +1,4 @@
-"""What a run would rent and the most it can cost, before anything is rented: for `--dry-run` and for the question y/N."""
+"""What a run would rent and the most it can cost, before anything is rented: for `--dry-run` and the question y/N."""
 
 from __future__ import annotations
 
