@@ -67,8 +67,8 @@ class Outcome:
 async def end_run(
     api: VastApi, journal: Journal, *, account: str, within_s: float, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
-    """End what a journal owns: the ids it knows, what its unclear creates may have made, and whatever else carries a
-    label of this run. Never raises for what the API does; what it could not confirm is in `leftovers`.
+    """End what a journal owns: the ids it knows, what its unclear creates may have made, and whatever else carries one
+    of its labels. Never raises for what the API does; what it could not confirm is in `leftovers`.
 
     An entry of another account than `account` is ended if it is found here, and left open if it is not."""
     return await _Ending(api, journal, account, api.clock.now() + within_s, say).run()
@@ -154,7 +154,7 @@ class _Ending:
 
     async def _sweep(self, unknown: list[Entry]) -> list[Ended | Leftover]:
         """List the account until every unclear create is either found (and ended) or old enough to be nothing; once at
-        least, for anything else that carries this run's label."""
+        least, for anything else that carries one of its labels."""
         results: list[Ended | Leftover] = []
         waiting, looks, failure = {entry.label: entry for entry in unknown}, 0, "no time was left to look"
         while self._left() > 0:
@@ -190,7 +190,7 @@ class _Ending:
         found = []
         for instance in (await self._api.instances(within_s=self._left())).instances:
             label = Label.parse(instance.label)
-            if label is None or label.run_id != journal.run_id or instance.id in self._begun:
+            if label is None or not journal.owns(label) or instance.id in self._begun:
                 continue
             self._begun.add(instance.id)
             entry = journal.entries.get(str(label))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ppsmoke.errors import RentError
+from ppsmoke.rent.labels import Label
 
 State = Literal["intent", "created", "destroying", "gone", "refused"]
 CLOSED: frozenset[str] = frozenset({"gone", "refused"})  # nothing is owed for these
@@ -175,6 +176,9 @@ class Journal:
             pass  # a full disk must not keep anybody from ending what is rented
         return journal
 
+    def owns(self, label: Label) -> bool:
+        return owns(self, label)
+
     def intent(self, entry: Entry) -> None:
         """Before the create call leaves. Raises LedgerError, and then the call must not be made."""
         record = {"state": "intent", "label": entry.label, "stage": entry.stage, "account": entry.account}
@@ -253,6 +257,12 @@ class JournalView:
     @property
     def run_id(self) -> str:
         return self.path.stem
+
+
+def owns(journal: Journal | JournalView, label: Label) -> bool:
+    """Is this the label of one of the journal's creates? The run's id alone will do only where lines are damaged: every
+    label is written down before it is used, and run ids are chosen by chance."""
+    return str(label) in journal.entries or (bool(journal.damaged) and label.run_id == journal.run_id)
 
 
 def read_journals(folder: Path) -> list[JournalView]:

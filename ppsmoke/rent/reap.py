@@ -14,7 +14,7 @@ from typing import Any
 
 from ppsmoke.rent.destroy import Leftover, Outcome, Target, end_instances, end_run
 from ppsmoke.rent.labels import Label, has_prefix
-from ppsmoke.rent.ledger import Entry, Journal, JournalView, read_journals
+from ppsmoke.rent.ledger import Entry, Journal, JournalView, owns, read_journals
 from ppsmoke.rent.shapes import Instance, Listing
 from ppsmoke.rent.vast_api import VastApi
 
@@ -53,14 +53,13 @@ def sort_out(listing: Listing, journals: Sequence[JournalView], *, now: float) -
     a wrong clock here ends nobody's run."""
     if listing.served_at is not None:
         now = min(now, listing.served_at)
-    runs = {journal.run_id: journal for journal in journals}
     by_id = {
         entry.instance_id: journal
         for journal in journals
         for entry in journal.entries.values()
         if entry.open and entry.instance_id is not None
     }
-    findings = [_whose(instance, by_id.get(instance.id), runs, now) for instance in listing.instances]
+    findings = [_whose(instance, by_id.get(instance.id), journals, now) for instance in listing.instances]
     shown = {finding.label for finding in findings} | {None}
     shown_ids = {instance.id for instance in listing.instances}
     for journal in journals:
@@ -75,10 +74,11 @@ def sort_out(listing: Listing, journals: Sequence[JournalView], *, now: float) -
     return findings
 
 
-def _whose(instance: Instance, by_id: JournalView | None, runs: dict[str, JournalView], now: float) -> Finding:
+def _whose(instance: Instance, by_id: JournalView | None, journals: Sequence[JournalView], now: float) -> Finding:
     label = Label.parse(instance.label)
     # By its id first: somebody may have renamed it in the console, it is still the run's.
-    journal = by_id or (runs.get(label.run_id) if label is not None else None)
+    owners = [journal for journal in journals if label is not None and owns(journal, label)]
+    journal = by_id or (owners[0] if owners else None)
     if journal is not None:
         entry = journal.entries.get(instance.label or "")
         whose = Whose.LIVE_RUN if journal.owner_alive else Whose.DEAD_RUN
