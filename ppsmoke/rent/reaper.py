@@ -22,6 +22,7 @@ from typing import IO
 
 from ppsmoke.errors import RentError
 from ppsmoke.rent.api_key import ApiKey, child_environment
+from ppsmoke.rent.clock import RealClock
 from ppsmoke.rent.destroy import Outcome, end_run
 from ppsmoke.rent.ledger import Journal
 from ppsmoke.rent.vast_api import VastApi
@@ -146,7 +147,7 @@ def main() -> int:
     if not line:
         return 2  # the run died before it said anything, so it has rented nothing
     order = Order.read(line)
-    api = VastApi.open(order.key, order.url)
+    api = VastApi.open(order.key, order.url, clock=RealClock.from_environment(os.environ))
     sys.stdout.buffer.write(ARMED)
     sys.stdout.buffer.flush()
     if sys.stdin.buffer.readline() == b"done\n":
