@@ -20,16 +20,23 @@ OTHER_IMAGE_GB = 1.2
 
 
 class Account:
-    """One account on the fake service. `ports` hands out free external port numbers on an address, by protocol."""
+    """One account on the fake service. `ports` hands out free external ports on an address, by protocol;
+    `addresses` the n-th host's public address."""
 
     def __init__(
-        self, *, offers: Sequence[Offer], ports: Callable[[str, str], int], credit: float, seed: int = 1
+        self,
+        *,
+        offers: Sequence[Offer],
+        ports: Callable[[str, str], int],
+        addresses: Callable[[int], str],
+        credit: float,
+        seed: int = 1,
     ) -> None:
         self.offers = {one.ask_id: one for one in offers}
         self.instances: dict[int, Instance] = {}
         self.credit = credit
         self.decoys_touched = 0
-        self._ports = ports
+        self._ports, self._addresses = ports, addresses
         self._random = random.Random(seed)
         self._next_id = FIRST_ID
         self._hosts: dict[int, int] = {}
@@ -71,8 +78,7 @@ class Account:
 
     def address_of(self, ask: Offer) -> str:
         """The host's public address: its machines share one."""
-        number = self._hosts.setdefault(ask.row["host_id"], len(self._hosts) + 1)
-        return f"127.77.{number // 250}.{number % 250 + 1}"
+        return self._addresses(self._hosts.setdefault(ask.row["host_id"], len(self._hosts)))
 
     def add_decoys(self, labels: Sequence[str | None], *, now: float) -> None:
         """Foreign instances that were running long before the client came."""

@@ -106,8 +106,13 @@ class Instance:
         if self.is_live:
             self.destroyed_at, self.linger_reads = now, linger_reads
 
-    def serves(self, now: float) -> bool:
-        return self.is_live and self.phase(now).serving
+    def serving_since(self, now: float) -> float | None:
+        """When the container that runs now was started; None if none should run. A stop and a start make another."""
+        since = None
+        for phase in self.phases if self.is_live else ():
+            if phase.at <= now:
+                since = (phase.at if since is None else since) if phase.serving else None
+        return since
 
 
 STRIKES: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -49,7 +50,11 @@ class Listener(ThreadingHTTPServer):
 
     def stop(self) -> None:
         self.closing.set()
-        self.shutdown()
+        ending = threading.Thread(target=self.shutdown, daemon=True)
+        ending.start()
+        with suppress(OSError), socket.create_connection(self.server_address[:2], 1.0):
+            pass  # wakes the accepting thread, which else looks up only at its next poll
+        ending.join()
         self.server_close()
         self._thread.join()
 
