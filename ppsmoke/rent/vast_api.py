@@ -62,7 +62,7 @@ class Usage:
 
 
 class VastApi:
-    """One account at one address. `pace` tells the intervals between calls; tests and labs shorten them."""
+    """One account at one address, for one event loop. `spacing_s`: the least seconds between calls, by route."""
 
     def __init__(
         self,
