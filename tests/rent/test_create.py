@@ -229,7 +229,8 @@ def test_a_create_without_a_reply_ends_at_its_deadline_and_is_looked_up(fake, tm
     monkeypatch.setattr(vast_api, "CREATE_EXCHANGE_S", 0.2)
     bench = Bench(fake, tmp_path)
     fake.fault("create.hang-after")
-    assert isinstance(run(bench.create()), Rented)
+    # On a busy machine the fake may carry it out after we have looked: then it is the run's end that finds it.
+    assert isinstance(run(bench.create()), Rented | OfferLost) and bench.creates == 1
     run(bench.finish())
 
 
