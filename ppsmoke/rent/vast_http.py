@@ -6,6 +6,7 @@ Knows nothing of routes or verdicts; the key goes into the Authorization header 
 from __future__ import annotations
 
 import email.utils
+import functools
 import http.client
 import ipaddress
 import json
@@ -118,7 +119,7 @@ class UrllibTransport:
     def _send(self, request: urllib.request.Request, *, within_s: float, max_bytes: int, cut: bool = False) -> Reply:
         request.add_header("User-Agent", f"ppsmoke/{__version__}")
         call = _Call(time.monotonic() + within_s)
-        opener = _opener(call, proxies={} if self._near else None)
+        opener = _opener(call, scheme=request.type, proxies={} if self._near else None)
         try:
             with call, _answer(opener, request, within_s) as response:
                 body = _read_capped(response, max_bytes, cut=cut)
@@ -216,16 +217,16 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None  # the 3xx comes back as the answer that it is
 
 
-def _opener(call: _Call, *, proxies: dict[str, str] | None) -> urllib.request.OpenerDirector:
+def _opener(call: _Call, *, scheme: str, proxies: dict[str, str] | None) -> urllib.request.OpenerDirector:
     """An opener for http and https alone (no file:, no ftp:) whose connections report their socket to `call`."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(proxies),
+        urllib.request.UnknownHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         _NoRedirects(),
         urllib.request.HTTPErrorProcessor(),
-        _Http(call),
-        _Https(call),
+        _Https(call) if scheme == "https" else _Http(call),
     ):
         opener.add_handler(handler)
     return opener
@@ -252,15 +253,19 @@ class _Http(urllib.request.HTTPHandler):
         return self.do_open(lambda host, **rest: _reporting(http.client.HTTPConnection(host, **rest), self._call), req)
 
 
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """One for all calls: reading the system's certificates takes 30 ms of computing."""
+    return ssl.create_default_context()
+
+
 class _Https(urllib.request.HTTPSHandler):
     def __init__(self, call: _Call) -> None:
-        super().__init__()
+        super().__init__(context=_tls())
         self._call = call
 
     def https_open(self, req: urllib.request.Request) -> Any:
         def connection(host: str, **rest: Any) -> Any:
-            return _reporting(
-                http.client.HTTPSConnection(host, context=ssl.create_default_context(), **rest), self._call
-            )
+            return _reporting(http.client.HTTPSConnection(host, context=_tls(), **rest), self._call)
 
         return self.do_open(connection, req)

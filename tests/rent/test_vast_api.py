@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import threading
+from pathlib import Path
 
 import pytest
 
 from ppsmoke.errors import UsageError
-from ppsmoke.rent import vast_api
+from ppsmoke.rent import vast_api, vast_http
 from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.pacer import Route, backoff_s
 from ppsmoke.rent.vast_api import VastApi
@@ -233,6 +235,39 @@ def test_bytes_that_drip_for_ever_end_at_the_deadline_too():
     assert caught.value.sent
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_https_is_spoken_to_whom_the_system_trusts_only(monkeypatch, trusted):
+    pem = Path(__file__).parents[1] / "data" / "lab-tls.pem"  # self-signed, for 127.0.0.1; its key opens nothing else
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(pem)
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            try:
+                with server_side.wrap_socket(server.accept()[0], server_side=True) as peer:
+                    asked.append(peer.recv(4096))
+                    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            except OSError:
+                pass  # refused by the client
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        if trusted:
+            monkeypatch.setattr(vast_http, "_tls", lambda: ssl.create_default_context(cafile=str(pem)))
+        transport = UrllibTransport(f"https://127.0.0.1:{server.getsockname()[1]}", ApiKey(KEY))
+        try:
+            if trusted:
+                assert transport.exchange("GET", "/x/", body=None, within_s=10.0).json == {}
+            else:
+                with pytest.raises(NoReply, match="TLS") as caught:
+                    transport.exchange("GET", "/x/", body=None, within_s=10.0)
+                assert not caught.value.sent
+        finally:
+            thread.join()
+    assert [KEY.encode() in request for request in asked] == ([True] if trusted else [])
+
+
 def test_nobody_listening_is_known_as_not_sent():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -367,3 +402,29 @@ def test_backoff_grows_to_a_minute_and_heeds_what_is_asked():
     assert backoff_s(1, rng=rng, route=Route.LIST, asked_for=30.0) == 30.0
     assert backoff_s(1, rng=rng, route=Route.LIST, asked_for=86400.0) == 60.0
     assert backoff_s(1, rng=rng, route=Route.CREATE) == 12.0
+
+
+def test_our_requests_are_the_official_clients_in_method_path_and_body(fake):
+    """Captured from vastai 1.9.1 (facts page, section 8). Different on purpose: the slash after users/current, which
+    spares a redirect; a tail of our own for logs."""
+    instance_id = make(fake)
+    fake.clock.advance(100)
+    api = client(fake)
+    before = len(fake.requests)
+
+    async def calls() -> None:
+        await api.instance(instance_id)
+        await api.instances()
+        await api.logs(instance_id, tail=50)
+        await api.destroy(instance_id)
+        await api.user()
+
+    run(calls())
+    assert [(one.method, one.path, one.body.decode()) for one in fake.requests[before:]] == [
+        ("GET", f"/api/v0/instances/{instance_id}/?owner=me", ""),
+        ("GET", "/api/v1/instances/?select_filters=%7B%7D&order_by=%5B%7B%22col%22%3A+%22id%22%2C+%22dir%22%3A+%22asc"
+                "%22%7D%5D&limit=25", ""),
+        ("PUT", f"/api/v0/instances/request_logs/{instance_id}/", '{"tail": "50"}'),
+        ("DELETE", f"/api/v0/instances/{instance_id}/", "{}"),
+        ("GET", "/api/v0/users/current/", ""),
+    ]  # fmt: skip
