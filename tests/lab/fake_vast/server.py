@@ -35,7 +35,7 @@ class Listener(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.answer, self.now = answer, now
         self.closing = threading.Event()
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="fake vast.ai", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), name="fake vast.ai", daemon=True)
 
     @property
     def port(self) -> int:
