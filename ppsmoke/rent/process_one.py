@@ -146,8 +146,9 @@ class ProcessOne:
                 if len(self.peers) > MAX_PEERS:
                     self.peers.pop(0).shutdown(2)
             except OSError as error:
-                say(error)
-                time.sleep(0.2)
+                if listener == self.listener:
+                    say(error)
+                    time.sleep(0.2)
 
     def close(self) -> socket.socket | None:
         """Free the port; what was listening there. A close alone would leave it listening while accept() waits."""

@@ -33,7 +33,7 @@ PROOF_S = 10.0
 RECORD_S = 5 * second_stage.TICK_S
 RETRY_S, MAX_RETRY_S = 0.2, 2.0
 MAX_RECORD_BYTES = 64 << 10
-MAX_WRONG_PROOFS = 5  # in a row; one alone may be a connection that was cut at the wrong moment
+MAX_WRONG_PROOFS = 4  # in a row; one alone may be a connection that was cut at the wrong moment
 
 
 class BootFailed(StageError):
@@ -265,7 +265,7 @@ class _Boot:
         except asyncio.IncompleteReadError as error:
             raise _Seen("it closed the connection") from error
         except OSError as error:
-            raise _Seen(error.strerror or str(error) or type(error).__name__) from error
+            raise _Seen(os.strerror(error.errno) if error.errno else str(error) or type(error).__name__) from error
         finally:
             for writer in opened:
                 writer.transport.abort()

@@ -85,11 +85,13 @@ class SecondStage:
         with self._changed:
             self._changed.wait_for(lambda: self._payload and self._installed)
             (payload, digest), self._payload = self._payload, None
-            self._tell(state="starting", tail="")
+        command, environ = self._unpack(payload, digest)
+        with self._changed:
+            self._tell(state="starting")
             self._changed.wait_for(lambda: not self._watchers, TICK_S)
         while not self._one.close():
             time.sleep(0.05)  # the listener is only just coming up
-        code = self._run_node(*self._unpack(payload, digest))
+        code = self._run_node(command, environ)
         say(f"the node ended with status {code}")
         self._tell(state="ended", exit=code)
 
@@ -122,6 +124,7 @@ class SecondStage:
 
     def _run_node(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
         """The node from start to end, its output passed on, and its last part told; its exit status."""
+        self._tell(tail="")
         ours, theirs = os.pipe()
         copying = threading.Thread(target=self._copy, args=(ours,))
         copying.start()

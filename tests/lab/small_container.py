@@ -100,6 +100,7 @@ class Container:
         (folder / "bin").mkdir()
         (folder / "bin" / "python3").symlink_to(sys.executable)
         (folder / "site" / "pip").mkdir(parents=True)
+        (folder / "site" / "pip" / "__init__.py").touch()
         (folder / "site" / "pip" / "__main__.py").write_text(FAKE_PIP)
         self.environment = {
             "PATH": str(folder / "bin"),
