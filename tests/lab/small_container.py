@@ -55,6 +55,8 @@ said["certificates"] = open(os.environ["PPSMOKE_NODE_CERTS"]).read()
 with open(folder + "/node.part", "w") as file:
     json.dump(said, file)
 os.replace(folder + "/node.part", folder + "/node.json")
+if os.path.exists(folder + "/orphans"):
+    os.system("sleep 2 & exit")
 print("node: I am up\\x1b[2J", flush=True)
 while not os.path.exists(folder + "/node-exit"):
     if os.path.exists(folder + "/heart-beats"):
@@ -103,7 +105,7 @@ class Container:
         (folder / "site" / "pip" / "__init__.py").touch()
         (folder / "site" / "pip" / "__main__.py").write_text(FAKE_PIP)
         self.environment = {
-            "PATH": str(folder / "bin"),
+            "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
             "TMPDIR": str(folder),
             "PYTHONPATH": str(folder / "site"),
             "PPSMOKE_NODE_SECRET": SECRET.hex(),

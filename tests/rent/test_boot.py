@@ -2,18 +2,21 @@
 
 import asyncio
 import hashlib
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from ppsmoke.errors import DeadlineExceeded
-from ppsmoke.rent.process_one import HEADER_BYTES, MAGIC, MAX_PEERS, proof
+from ppsmoke.rent.boot import start_command
+from ppsmoke.rent.process_one import HEADER_BYTES, HELLO_S, MAGIC, MAX_PEERS, proof
 from ppsmoke.rent.push import BootFailed, ask_boot, build_payload, push
 from ppsmoke.waiting import Deadline
 from tests.lab.small_container import SECRET, Api, Container, container, until, zipapp_of_fake_node
@@ -203,6 +206,68 @@ def test_a_baked_image_needs_certificates_alone_and_installs_nothing(tmp_path):
         it.end()
 
 
+def unshared(it: Container) -> list[str]:
+    """The start command in a process namespace of its own, so that it really is process 1."""
+    command = start_command()
+    return [shutil.which("unshare"), "-p", "-f", "--kill-child", "--mount-proc", command.onstart, *command.args]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a process namespace needs root")
+def test_as_process_1_it_reaps_what_others_leave_behind_and_its_end_is_the_containers(tmp_path):
+    (tmp_path / "orphans").touch()
+    it = Container(tmp_path)
+    try:
+        it.start(unshared(it))
+        push_to(it)
+        assert it.node()["parent"] == 1
+        boot = until(lambda: [pid for pid in it.processes() if parent_of(pid) == it.process.pid], "process 1")[0]
+        until(lambda: [pid for pid in children_of(boot) if name_of(pid) == "sleep"], "an orphan below process 1")
+        until(lambda: not [pid for pid in children_of(boot) if name_of(pid) == "sleep"], "the orphan to be reaped")
+        os.kill(boot, signal.SIGKILL)
+        it.process.wait(20)
+        until(lambda: not it.processes(), "all processes to be gone")
+    finally:
+        it.end()
+
+
+def stat_of(pid: int) -> tuple[str, list[str]]:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            name, _, rest = file.read().rpartition(") ")
+    except OSError:
+        return "", ["", "0"]
+    return name.partition("(")[2], rest.split()
+
+
+def name_of(pid: int) -> str:
+    return stat_of(pid)[0]
+
+
+def parent_of(pid: int) -> int:
+    return int(stat_of(pid)[1][1])
+
+
+def children_of(pid: int) -> list[int]:
+    """Zombies included."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and parent_of(int(entry)) == pid]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tinygrad") is None, reason="pip would have to bring tinygrad")
+def test_with_the_real_pip_where_everything_is_there_already(tmp_path):
+    it = Container(tmp_path, PIP_NO_INDEX="1")
+    del it.environment["PYTHONPATH"]
+    it.environment["PATH"] = os.path.dirname(sys.executable)
+    try:
+        it.start()
+        report = push_to(it, within_s=120)
+        assert "Requirement already satisfied: tinygrad==0.12.0" in report.status.tail
+        it.node()
+    finally:
+        it.end()
+
+
 # --- who must not get in ---
 
 
@@ -334,6 +399,22 @@ def test_forty_peers_that_drip_bytes_do_not_keep_the_true_one_out(tmp_path):
         report = push_to(it)
         assert report.attempts == 1
         it.node()  # it has the port although slow peers are still connected
+
+
+@pytest.mark.slow
+def test_a_peer_that_drips_bytes_is_dropped_after_ten_seconds_however_lively_it_is(tmp_path):
+    with container(tmp_path) as it:
+        it.says("listening")
+        with connected(it) as (peer, _):
+            began = time.monotonic()
+            peer.settimeout(0.5)
+            with suppress(ConnectionError):
+                while time.monotonic() - began < 2 * HELLO_S:
+                    peer.sendall(b"x")
+                    with suppress(TimeoutError):
+                        if not peer.recv(1):
+                            break
+            assert HELLO_S - 1 < time.monotonic() - began < HELLO_S + 5
 
 
 def test_wrong_secrets_on_either_side_are_named_after_a_few_tries(tmp_path):
