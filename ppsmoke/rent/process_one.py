@@ -121,7 +121,9 @@ class ProcessOne:
     def spawn(self, command: Sequence[str], environ: Mapping[str, str], output: int = 1) -> int:
         """Start a child, in a group of its own; its pid. Its end is seen in self.ends."""
         actions = [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
-        pid = os.posix_spawn(command[0], command, environ, file_actions=actions, setpgroup=0)
+        with self.changed:
+            pid = os.posix_spawn(command[0], command, environ, file_actions=actions, setpgroup=0)
+            self.ends.pop(pid, 0)  # of an earlier process of that number
         self.children.append(pid)
         return pid
 
@@ -191,7 +193,7 @@ class ProcessOne:
 
                 SecondStage(self).run(peer, secret, about, payload)
             finally:
-                self.listen()
+                threading.Thread(target=self.listen).start()
 
 
 def main(dead_man: str, *packages: str) -> None:

@@ -33,6 +33,7 @@ PROOF_S = 10.0
 RECORD_S = 5 * second_stage.TICK_S
 RETRY_S, MAX_RETRY_S = 0.2, 2.0
 MAX_RECORD_BYTES = 64 << 10
+SILENCES = 2  # in a row: one alone may be a machine whose processors are all busy
 MAX_WRONG_PROOFS = 4  # in a row; one alone may be a connection that was cut at the wrong moment
 
 
@@ -171,7 +172,7 @@ class _Push:
 
     async def until_started(self, deadline: Deadline) -> int:
         """How many attempts it took."""
-        attempts = wrong_proofs = 0
+        attempts = wrong_proofs = silences = 0
         while True:
             attempts += 1
             try:
@@ -179,7 +180,8 @@ class _Push:
                 self.confirmed = True
                 return attempts
             except _Seen as seen:
-                if seen.silent and self._sent:
+                silences = silences + 1 if seen.silent and self._sent else 0
+                if silences == SILENCES:
                     return attempts  # the boot greets at once; a node there waits for us to begin
                 wrong_proofs = wrong_proofs + 1 if seen.proof else 0
                 if wrong_proofs == MAX_WRONG_PROOFS:
@@ -189,14 +191,19 @@ class _Push:
                         stage=self._stage,
                         hint="is this another run's or another stage's machine?",
                     ) from seen
-                doing = f"bringing the code to {self._boot.where} ({seen}; {attempts} attempts)"
                 pause_s = min(MAX_RETRY_S, RETRY_S * 1.5 ** min(attempts, 20)) * random.uniform(0.7, 1.0)
-                if deadline.remaining() <= pause_s:
-                    await asyncio.sleep(deadline.remaining())
-                    raise deadline.expired(
-                        doing, stage=self._stage, hint="the host may not forward its ports: another may"
-                    ) from seen
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(pause_s, deadline.remaining()))
+                if deadline.remaining() == 0:
+                    raise self._expired(deadline, f"{seen}; {attempts} attempts") from seen
+
+    def _expired(self, deadline: Deadline, seen: str) -> DeadlineExceeded:
+        if self.status is None:
+            doing = f"bringing the code to {self._boot.where} ({seen})"
+            return deadline.expired(doing, stage=self._stage, hint="the host may not forward its ports: another may")
+        doing = f"waiting for pip at {self._boot.where} (try {self.status.pip_try}: {self.status.last_line})"
+        error = deadline.expired(doing, stage=self._stage, hint="its network may be slow: another host may do better")
+        error.detail = self.status.tail
+        return error
 
     async def _attempt(self) -> None:
         """One connection, until the node starts. Raises _Seen for another attempt, BootFailed for none."""

@@ -369,6 +369,14 @@ def test_no_wrong_peer_gets_an_answer_or_runs_anything_and_the_true_push_still_a
         it.node()
 
 
+def test_code_that_cannot_run_leaves_the_boot_listening_for_code_that_can(tmp_path):
+    with container(tmp_path) as it:
+        with pytest.raises(DeadlineExceeded, match="it closed the connection"):
+            push_to(it, build_payload("{}", b"no zipapp at all"), within_s=1.0)
+        push_to(it)
+        it.node()
+
+
 @pytest.mark.slow
 def test_the_same_attacks_on_a_boot_whose_node_has_ended_do_as_little(tmp_path):
     with container(tmp_path) as it:

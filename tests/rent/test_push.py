@@ -279,6 +279,20 @@ def test_a_deadline_says_what_was_seen_last_and_how_often_it_was_tried():
     assert f"something else answers on this port; {connections} attempts): 0.3 s spent" in str(error)
 
 
+def test_a_deadline_that_passes_while_pip_runs_says_so_in_pips_words():
+    async def slow(peer):
+        await peer.greet()
+        await peer.take()
+        while True:
+            peer.tell(state="accepted", pip_try=2, tail="Collecting numpy\n  Downloading numpy.whl (15.7 MB)\n")
+            await peer.writer.drain()
+            await asyncio.sleep(0.05)
+
+    error, _ = pushed_to(slow, within_s=0.4)
+    assert isinstance(error, DeadlineExceeded) and error.detail.startswith("Collecting numpy")
+    assert "(try 2: Downloading numpy.whl (15.7 MB)): 0.4 s spent" in str(error)
+
+
 def test_a_status_with_fields_of_other_kinds_reads_as_if_they_were_missing_and_its_text_is_harmless():
     text = {"state": 7, "python": None, "pip_try": "x", "pip_s": True, "exit": "0", "tail": "a\x1b]0;b\x07\tc\n\u202ed"}
     status = BootStatus.read(json.dumps(text).encode())
