@@ -11,6 +11,7 @@ import pytest
 
 from ppsmoke.rent import boot, dead_man
 from ppsmoke.rent.dead_man import Vigil, judge, lifetime_ends, seconds
+from ppsmoke.rent.minify import minify
 from tests.lab.small_container import INSTANCE, KEY, Api, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a rented container is Linux")
@@ -103,7 +104,7 @@ def running_dead_man(folder, url, *, source=None, **environment):
         "VAST_URL": url,
         **environment,
     }
-    source = source or boot.minify(*map(boot.program_source, boot.PROGRAMS))[0]
+    source = source or minify(*map(boot.program_source, boot.PROGRAMS))[0]
     process = subprocess.Popen(
         [sys.executable, "-ISuc", source], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
