@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import string
 import tokenize
 from collections import Counter
@@ -109,7 +110,7 @@ def _squeezed(text: str) -> str:
             continue
         if row != end[0]:
             out += "\n" + " " * ((len(line) - len(line.lstrip())) // 4)
-        elif out[-1].isalnum() and line[column].isalnum():
+        elif re.fullmatch(r"\w\w", out[-1] + line[column]):
             out += line[end[1] : column]
         out += line[column : token.end[1]]
         end = token.end
