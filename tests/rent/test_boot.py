@@ -88,7 +88,7 @@ def test_the_nodes_end_is_told_and_the_same_push_starts_it_again(tmp_path):
 
 
 def test_a_killed_node_leaves_the_dead_man_alive_and_at_work(tmp_path):
-    with Api(GONE) as api, container(tmp_path, VAST_URL=api.url, PPSMOKE_NODE_SILENCE_S="1") as it:
+    with Api(GONE) as api, container(tmp_path, VAST_URL=api.url, PPSMOKE_NODE_SILENCE_S="3") as it:
         push_to(it)
         node, dead_man = it.node(), it.dead_man()
         os.kill(node["pid"], signal.SIGKILL)
@@ -150,6 +150,7 @@ def test_a_container_without_its_key_says_so_in_its_log_and_to_us(tmp_path):
         it.node()
 
 
+@pytest.mark.slow
 def test_a_container_that_starts_again_after_its_lifetime_ends_at_once(tmp_path):
     with Api(GONE) as api, container(tmp_path, VAST_URL=api.url) as it:
         it.says("armed")
@@ -181,6 +182,7 @@ def test_pip_that_fails_three_times_is_the_pushs_error_with_its_words(tmp_path):
             push_to(it)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_does_not_end_the_boot(tmp_path):
     with container(tmp_path) as it:
         it.says("listening")
@@ -369,10 +371,13 @@ def test_no_wrong_peer_gets_an_answer_or_runs_anything_and_the_true_push_still_a
         it.node()
 
 
+@pytest.mark.slow
 def test_code_that_cannot_run_leaves_the_boot_listening_for_code_that_can(tmp_path):
     with container(tmp_path) as it:
-        with pytest.raises(DeadlineExceeded, match="it closed the connection"):
+        it.says("listening")
+        with pytest.raises(DeadlineExceeded):
             push_to(it, build_payload("{}", b"no zipapp at all"), within_s=1.0)
+        it.says("peer dropped: ModuleNotFoundError")
         push_to(it)
         it.node()
 
@@ -425,6 +430,7 @@ def test_a_peer_that_drips_bytes_is_dropped_after_ten_seconds_however_lively_it_
             assert HELLO_S - 1 < time.monotonic() - began < HELLO_S + 5
 
 
+@pytest.mark.slow
 def test_wrong_secrets_on_either_side_are_named_after_a_few_tries(tmp_path):
     with container(tmp_path) as it:
         with pytest.raises(BootFailed, match="did not accept our proof of the stage's secret") as failed:
