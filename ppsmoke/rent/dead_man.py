@@ -48,14 +48,17 @@ def lifetime_ends(folder: str, clocks: Sequence[float], lifetime: float) -> list
     """Where the lifetime ends on either clock. Kept in a file: a container that starts again gets no new lifetime."""
     ends, path = [now + lifetime for now in clocks], folder + "/lifetime"
     try:
+        with open(path) as file:
+            return [min(float(file.readline()), end) for end in ends]
+    except (OSError, ValueError):
+        pass  # there is none, or none that can be read
+    try:
         os.makedirs(folder, exist_ok=True)
-        if os.path.exists(path):
-            with open(path) as file:
-                return [min(float(file.readline()), end) for end in ends]
-        with open(path, "w") as file:
+        with open(path + "r", "w") as file:
             for end in ends:
                 print(end, file=file)
-    except (OSError, ValueError) as error:
+        os.replace(path + "r", path)  # whole or not at all: we may be killed here, and another one armed
+    except OSError as error:
         say(error)
     return ends
 

@@ -176,6 +176,9 @@ class Container:
                         found.append(int(entry.name))
         return found
 
+    def all_gone(self) -> None:
+        until(lambda: not self.processes(), "all processes to be gone")
+
     def end(self) -> None:
         for _ in range(3):  # process 1 first: it would arm another dead-man
             for pid in sorted(self.processes(), key=lambda pid: pid != self.process.pid):

@@ -95,7 +95,8 @@ def test_a_killed_node_leaves_the_dead_man_alive_and_at_work(tmp_path):
         it.says("the node ended with status -9")
         assert it.dead_man() == dead_man
         assert it.process.wait(20) == 0  # the API said gone
-        assert it.processes() == [] and len(api.calls) == 1
+        it.all_gone()
+        assert len(api.calls) == 1
         assert "orchestrator silent: DELETE" in it.text()
 
 
@@ -105,7 +106,8 @@ def test_a_hung_node_cannot_hold_the_dead_man_up(tmp_path):
         push_to(it)
         os.kill(it.node()["pid"], signal.SIGSTOP)
         assert it.process.wait(20) == 0
-        assert it.processes() == [] and "lifetime over: DELETE" in it.text()
+        it.all_gone()
+        assert "lifetime over: DELETE" in it.text()
 
 
 @pytest.mark.slow
@@ -124,13 +126,14 @@ def test_nobody_ever_came_and_the_lifetime_ends_the_machine_while_pip_hangs(tmp_
     with Api(TAKEN, GONE) as api:
         with container(tmp_path, VAST_URL=api.url, PPSMOKE_NODE_LIFETIME_S="0.5", FAKE_PIP_S="99") as it:
             assert it.process.wait(20) == 0
-            assert it.processes() == [] and len(api.calls) == 2
+            it.all_gone()
+            assert len(api.calls) == 2
 
 
 def test_a_killed_dead_man_is_noticed_replaced_and_told_and_its_lifetime_is_not_renewed(tmp_path):
     with container(tmp_path) as it:
+        it.says("armed:")
         first = it.dead_man()
-        until((it.home / "lifetime").exists, "arming")
         kept = (it.home / "lifetime").read_text()
         os.kill(first, signal.SIGKILL)
         it.says("the dead-man was ended")
@@ -166,7 +169,7 @@ def test_sigterm_ends_everything(tmp_path):
         it.node()
         it.process.terminate()
         it.process.wait(20)
-        until(lambda: not it.processes(), "all processes to be gone")
+        it.all_gone()
 
 
 def test_pip_that_fails_three_times_is_the_pushs_error_with_its_words(tmp_path):
@@ -228,7 +231,7 @@ def test_as_process_1_it_reaps_what_others_leave_behind_and_its_end_is_the_conta
         until(lambda: not [pid for pid in children_of(boot) if name_of(pid) == "sleep"], "the orphan to be reaped")
         os.kill(boot, signal.SIGKILL)
         it.process.wait(20)
-        until(lambda: not it.processes(), "all processes to be gone")
+        it.all_gone()
     finally:
         it.end()
 

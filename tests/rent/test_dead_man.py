@@ -85,6 +85,7 @@ def test_a_lifetime_is_kept_over_a_new_start_and_is_never_longer_than_a_fresh_on
 def test_a_torn_lifetime_file_counts_as_none(tmp_path, kept):
     (tmp_path / "lifetime").write_text(kept)
     assert lifetime_ends(str(tmp_path), (10.0, 5000.0), 100) == [110.0, 5100.0]
+    assert lifetime_ends(str(tmp_path), (60.0, 5050.0), 100) == [110.0, 5100.0]
 
 
 def test_where_nothing_can_be_written_the_lifetime_still_ends(tmp_path, capsys):
