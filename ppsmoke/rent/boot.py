@@ -75,9 +75,9 @@ def program_source(name: str) -> str:
     return (resources.files("ppsmoke.rent") / f"{name}.py").read_text(encoding="utf-8")
 
 
-def node_secret(run_key: bytes, stage: int) -> bytes:
-    """What a stage's boot and we prove to each other; no other stage and no node has it."""
-    return derive(run_key, f"node {stage}")
+def node_secret(run_key: bytes, stage: int, generation: int = 0) -> bytes:
+    """What a stage's boot and we prove to each other; no other stage, no replaced host of it and no node has it."""
+    return derive(run_key, f"node {stage}" + (f" generation {generation}" if generation else ""))
 
 
 def create_environment(
