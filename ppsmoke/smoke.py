@@ -188,7 +188,7 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
 
 
 def specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> SpecOf:
-    """A spec for each stage and generation: its identity and its environment (design, "Environment of a stage node")."""
+    """A spec for each stage and generation: identity and environment (design, "Environment of a stage node")."""
     lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
 
     def spec_of(stage: int, generation: int) -> StageSpec:

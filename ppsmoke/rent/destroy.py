@@ -82,6 +82,20 @@ async def end_instances(
     return ending.sorted(await asyncio.gather(*(ending.end(target) for target in targets)))
 
 
+async def end_entry(
+    api: VastApi,
+    journal: Journal,
+    entry: Entry,
+    *,
+    account: str,
+    within_s: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """End one instance of a journal whose run goes on: a host that is replaced."""
+    ending = _Ending(api, journal, account, api.clock.now() + within_s, say)
+    return ending.sorted([await ending.end(_target(entry))])
+
+
 class _Ending:
     def __init__(
         self, api: VastApi, journal: Journal | None, account: str, until: float, say: Callable[[str], None]
