@@ -124,7 +124,7 @@ def _run(arguments: argparse.Namespace) -> int:
         prompt=_prompt(arguments.prompt),
         raw=arguments.raw,
         max_tokens=arguments.max_tokens,
-        model=arguments.model or (RENTED_MODEL if arguments.vastai else LOOPBACK_MODEL),
+        model=_model(arguments),
         num_stages=arguments.stages,
         max_context=arguments.max_context,
         wire_dtype=arguments.wire_dtype,
@@ -211,6 +211,12 @@ def _conclude(
 
 def _open_loopback(progress: Progress) -> LoopbackFleet:
     return LoopbackFleet(on_line=progress.child_line)
+
+
+def _model(arguments: argparse.Namespace) -> str:
+    if arguments.model is not None:
+        return arguments.model
+    return RENTED_MODEL if arguments.vastai else LOOPBACK_MODEL
 
 
 def _prompt(text: str) -> str:

@@ -203,8 +203,8 @@ async def _watch_orchestrator(node: Node, settings: NodeSettings, ended: asyncio
 
 
 async def _beat(node: Node, settings: NodeSettings) -> None:
-    """Touch the heartbeat file while there is a link to the orchestrator: the dead-man of this machine looks at it. A
-    link on which nothing is heard any more is taken down within seconds (cluster/link.py), so its being up is contact."""
+    """Touch the heartbeat file, which this machine's dead-man looks at, while there is a link to the orchestrator: one
+    on which nothing is heard any more is taken down within seconds (cluster/link.py)."""
     while settings.heartbeat:
         if any(link.role == ORCHESTRATOR_ROLE for link in node.links()):
             with suppress(OSError):
