@@ -42,7 +42,7 @@ class Seed:
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """A stage node's task. lifetime_s counts from the start; lifeline: end when stdin does; worker: what it serves.
-    advertise: where it can be reached from outside; heartbeat: "" or a file to touch while it hears the orchestrator."""
+    advertise: where it can be reached from outside; heartbeat: a file to touch while it hears its run, or ""."""
 
     stage: int
     num_stages: int
