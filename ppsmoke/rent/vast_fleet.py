@@ -211,7 +211,7 @@ class VastFleet:
     async def _end_while_others_go_on(self, entry: Entry, rental: Rental | None) -> None:
         if rental is not None:
             for line in (await self._log_of(rental)).splitlines()[-SHOWN_LINES:]:
-                self._progress.say(f"{rental.instance_id} | {line}", stage=rental.stage)
+                self._progress.say(f"| {line}", stage=rental.stage)
         outcome = await end_entry(
             self._api, self._journal, entry, account=self._account, within_s=DESTROY_S, say=self._progress.say
         )
