@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ppsmoke import models
 from ppsmoke.errors import UsageError
+from ppsmoke.rent import boot
 from ppsmoke.rent.boot import TCP_PORT, UDP_PORT, create_environment, start_command
 from ppsmoke.rent.create import Machine
 from ppsmoke.rent.fleet import StageSpec
@@ -43,7 +44,13 @@ class Terms:
 
     def machine(self, spec: StageSpec) -> Machine:
         """What to create for a stage. Raises InputError or RentError, before anything is rented."""
-        env = create_environment(spec, secret=spec.boot_secret, forbidden=self.forbidden, vast_url=self.vast_url)
+        env = create_environment(
+            spec,
+            secret=spec.boot_secret,
+            forbidden=self.forbidden,
+            silence_s=boot.SILENCE_S,
+            vast_url=self.vast_url,
+        )
         env = {name: value for name, value in env.items() if not name.startswith("-")}
         command = start_command()
         entrypoint, args = command.onstart, command.args
