@@ -108,6 +108,8 @@ async def stages_up(
             Node.listening(
                 authority.mint(ORCHESTRATOR_ROLE),
                 cluster_key=derive(settings.run_key, "cluster"),
+                tcp=(fleet.listen_host, 0),
+                udp=(fleet.listen_host, 0),
                 code_hash=code_hash(),
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),

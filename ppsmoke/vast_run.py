@@ -57,12 +57,15 @@ async def run(
     )
     wanted = wanted_of(settings, rent, terms)
     progress.phase("rent")
-    api = open_api(key)
-    account = await api.account()
-    await _settle(api, progress)
-    plan = await find_plan(api, wanted, stages=settings.num_stages)
-    plan.check(max_usd=rent.max_usd, credit=await _credit(api))
-    await _agree(plan, rent, progress)
+    try:
+        api = open_api(key)
+        account = await api.account()
+        await _settle(api, progress)
+        plan = await find_plan(api, wanted, stages=settings.num_stages)
+        plan.check(max_usd=rent.max_usd, credit=await _credit(api))
+        await _agree(plan, rent, progress)
+    finally:
+        progress.phase("")
 
     def open_fleet(progress: Progress) -> VastFleet:
         return VastFleet(

@@ -41,6 +41,8 @@ _PASSED_ON = frozenset(
 class LoopbackFleet:
     """Local stage processes of one run. on_line(stage, text) is called for each line that a stage writes to stderr."""
 
+    listen_host = "127.0.0.1"
+
     def __init__(self, *, on_line: Callable[[int, str], None]) -> None:
         self._on_line = on_line
         self._stages: list[_StageProcess] = []

@@ -42,7 +42,9 @@ LOG_LINES, SHOWN_LINES = 200, 6
 
 
 class VastFleet:
-    """code: the zipapp to push, b"" for a baked image. expires_at: seconds since 1970, for the labels."""
+    """code: the zipapp to push, b"" for a baked image. lifetime_s: of each machine; the labels say when it is over."""
+
+    listen_host = "0.0.0.0"  # bound to 127.0.0.1, no datagram would leave this machine
 
     def __init__(
         self,
@@ -142,7 +144,10 @@ class VastFleet:
     async def logs(self, stage: int | None) -> str:
         """See Fleet.logs: what the containers printed, asked of the API."""
         wanted = [rental for of, rental in sorted(self._present.items()) if stage in (None, of)]
-        return "\n".join(await asyncio.gather(*map(self._log_of, wanted)))
+        logs = await asyncio.gather(*map(self._log_of, wanted))
+        for rental, log in zip(wanted, logs, strict=True):
+            self._show_end(rental, log)
+        return "\n".join(logs)
 
     async def destroy_all(self) -> None:
         """See Fleet.destroy_all. A create under way is seen to its end first: then its instance is known."""
@@ -210,12 +215,15 @@ class VastFleet:
 
     async def _end_while_others_go_on(self, entry: Entry, rental: Rental | None) -> None:
         if rental is not None:
-            for line in (await self._log_of(rental)).splitlines()[-SHOWN_LINES:]:
-                self._progress.say(f"| {line}", stage=rental.stage)
+            self._show_end(rental, await self._log_of(rental))
         outcome = await end_entry(
             self._api, self._journal, entry, account=self._account, within_s=DESTROY_S, say=self._progress.say
         )
         self._note(outcome)
+
+    def _show_end(self, rental: Rental, log: str) -> None:
+        for line in log.splitlines()[-SHOWN_LINES:]:
+            self._progress.say(f"| {line[:300]}", stage=rental.stage)
 
     async def _log_of(self, rental: Rental) -> str:
         """What its container, or where there is none its host, has printed; and how the account shows it."""

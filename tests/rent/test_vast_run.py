@@ -73,13 +73,11 @@ def test_a_dry_run_shows_the_plan_and_rents_nothing(tmp_path):
     plan = json.loads(ended.stdout)
     assert ended.status == 0, ended.stderr
     assert [one["gpu"] for one in plan["chosen"]] == ["RTX 4090"] * 2 and plan["most_usd"] < 1
-    assert "gpu" in {one["filter"] for one in plan["removed"]} and plan["runners_up"]
+    assert plan["removed"] and plan["runners_up"] and plan["acceptable"] < plan["offers_seen"]
     assert {request["method"] for request in ended.ledger["requests"]} == {"POST", "GET"}
 
 
-@pytest.mark.parametrize(
-    ("typed", "status", "words"), [("n\n", 1, "not confirmed"), ("y\n", 1, "CDI"), ("\n", 1, "not")]
-)
+@pytest.mark.parametrize(("typed", "status", "words"), [("\n", 1, "not confirmed"), ("y\n", 1, "manifest unknown")])
 def test_on_a_terminal_it_asks_before_the_first_create(typed, status, words, tmp_path):
     with rented(tmp_path, boots=False) as lab:
         lab.fake.fault("machine.manifest-unknown", None)
