@@ -134,6 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
         as_json=arguments.as_json,
     )
     if rent is not None:
+        vast_run.check(settings)
         key = vast_cli.find(arguments.api_key)
         if rent.dry_run:
             return _print_answer(asyncio.run(vast_run.dry_run(settings, rent, key)), 0)

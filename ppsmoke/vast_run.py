@@ -93,6 +93,11 @@ async def dry_run(settings: Settings, rent: RentSettings, key: ApiKey) -> str:
     return json.dumps(plan.to_json()) if settings.as_json else "\n".join(plan.to_lines())
 
 
+def check(settings: Settings) -> None:
+    """Raises UsageError or InputError for a model that rented machines cannot have, before anything is touched."""
+    needs_of(settings.model, settings.num_stages, Terms())
+
+
 def wanted_of(settings: Settings, rent: RentSettings, terms: Terms) -> Wanted:
     """What each machine must be. Raises UsageError or InputError for a model that rented machines cannot have."""
     needs = needs_of(settings.model, settings.num_stages, terms)
