@@ -84,7 +84,7 @@ class NodeSettings:
             tcp=tcp,
             udp=udp,
             lifeline=bool(lifeline),
-            advertise=_mapped(environment, tcp, udp),
+            advertise=mapped(environment, tcp, udp),
             heartbeat=environment.get(f"{PREFIX}HEARTBEAT", ""),
             worker=environment.get(f"{PREFIX}WORKER") or DEFAULT_TARGET,
             worker_environment=_for_worker(environment),
@@ -100,7 +100,7 @@ def _for_worker(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _mapped(environment: Mapping[str, str], tcp: tuple[str, int], udp: tuple[str, int] | None) -> tuple[Candidate, ...]:
+def mapped(environment: Mapping[str, str], tcp: tuple[str, int], udp: tuple[str, int] | None) -> tuple[Candidate, ...]:
     """The public address and ports that vast.ai tells a container of; () where it tells nothing usable."""
     host = environment.get("PUBLIC_IPADDR", "").strip()
     outside = _port(environment.get(f"VAST_TCP_PORT_{tcp[1]}", ""))

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from ppsmoke.package import own_command
 from tests.lab import still_worker
 from tests.lab.fake_vast import FakeVast, Inside
+from tests.lab.marked import marked
 
 ROOT = Path(__file__).parents[2]
 KEY = "the-users-own-key-0123456789"
@@ -168,7 +169,12 @@ def rented(
     options = {"key": KEY, "start": epoch, "enforce_limits": True, **fake}
     with FakeVast(scale=scale, inside=containers, folder=home / "containers", **options) as service:
         lab = Lab(service, scale, home, epoch, model=model or "smollm2:135m")
-        yield lab
+        try:
+            yield lab
+        finally:
+            for process in marked(str(home / "tmp")):  # a reaper that still tries to reach this fake
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
 
 def pids_of(lab: Lab, instance_id: int, words: Sequence[str]) -> list[int]:
