@@ -47,7 +47,7 @@ SAID = {  # the line of the run's stderr that marks the event; the others are se
 BOOTED = EVENTS[5:]  # a dead-man has heard of its orchestrator by then
 NETS = ("reaper", "dead-man", "next start")
 EXITS = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "all at once": -9}
-SILENCE_S, LIFETIME_S = 5.0, 45.0  # a machine that was never heard ends with its lifetime
+SILENCE_S, LIFETIME_S = 12.0, 45.0  # a machine that was never heard ends with its lifetime
 NET_WITHIN_S = 90.0
 
 

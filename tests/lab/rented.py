@@ -27,7 +27,7 @@ from tests.lab.marked import marked
 
 ROOT = Path(__file__).parents[2]
 KEY = "the-users-own-key-0123456789"
-FAST, WITH_BOOT = 40.0, 8.0  # fake seconds a second; a boot has to answer within 60 of them
+FAST, WITH_BOOT = 40.0, 4.0  # fake seconds a second; a boot has to answer within 60 of them
 RUN_BUDGET_S = 240.0
 SETTLED_WITHIN_S = 60.0
 # A run's own time limits in seconds, shortened by a row that waits for one of them.

@@ -11,18 +11,23 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from ppsmoke.cli import main
+from tests.lab import bare_run
 from tests.lab.expected import expected
+from tests.lab.fake_vast.containers import way_in
 from tests.lab.marked import marked
 from tests.lab.paths import TINY_F32
 from tests.lab.range_server import serving
 from tests.lab.rent_table import ROWS, Row, run_row
-from tests.lab.rented import KEY, Lab, rented
+from tests.lab.rented import KEY, Deed, Lab, rented
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are processes in namespaces")
 QUICK = {"fewer than two offers", "the registry denies the image", "every offer is lost to others", "the key is wrong"}
@@ -43,9 +48,13 @@ def test_two_rented_stages_answer_what_llama_cpp_answers_and_the_key_is_nowhere(
     with serving(TINY_F32.read_bytes()) as served:
         port = int(served.url.split(":")[2].split("/")[0])
         inside = {"reach": (("127.0.0.1", port),)}
-        with rented(tmp_path, boots=True, scale=4.0, model=served.url, inside=inside) as lab:
-            ended = lab.run("--max-tokens", "16", "--prompt", "the quick brown fox", "--wire-dtype", "float32")
-            bodies = [str(request) for request in lab.fake.requests]
+        holders: list[tuple[int, str]] = []
+        looks = [Deed(words, lambda lab, run: holders.extend(_who_holds(KEY))) for words in ("running, its", "ready: ")]
+        with rented(tmp_path, boots=True, model=served.url, inside=inside) as lab:
+            options = ("--max-tokens", "16", "--prompt", "the quick brown fox", "--wire-dtype", "float32")
+            run = lab.start("--vastai", "--json", "--model", lab.model, *options)
+            ended = lab.end_of(run, time.monotonic(), looks)
+            sent = [f"{one.path} {one.headers} {one.body!r}" for one in lab.fake.requests]
     assert ended.status == 0, ended.stderr
     out, oracle = ended.json, expected(TINY_F32.name, "hello", "chat")
     assert out["token_ids"] == oracle["steps"]["ids"][: len(out["token_ids"])] and len(out["token_ids"]) >= 8
@@ -53,9 +62,42 @@ def test_two_rented_stages_answer_what_llama_cpp_answers_and_the_key_is_nowhere(
     assert 0 < out["cost_usd"] < 0.02 and ended.ledger["live"] == [] and len(ended.ledger["ended"]) == 2
     assert ended.ledger["decoys_touched"] == 0 and not marked(str(lab.home / "tmp"))
     assert not os.listdir(tmp_path / "state" / "ppsmoke" / "journal")
-    assert KEY not in ended.stdout + ended.stderr + "".join(bodies)
+    assert holders == [(run.pid, "environ")] * 2
+    assert KEY not in ended.stdout + ended.stderr + "".join(sent) and not ended.ledger["leaks"]
     for path in (tmp_path / "state").rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+def _who_holds(text: str) -> list[tuple[int, str]]:
+    """Every process of this machine with the text in its command line or its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        for name in ("cmdline", "environ"):
+            with suppress(OSError):
+                if entry.name.isdigit() and text.encode() in (entry / name).read_bytes():
+                    found.append((int(entry.name), name))
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")
+@pytest.mark.skipif(way_in("best") is None, reason="neither root nor user namespaces")
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="a bare file system needs a Python that has a folder of its own")
+@pytest.mark.skipif(shutil.which("clang") is None, reason="a stage that computes on the CPU needs clang")
+@pytest.mark.slow
+def test_our_zipapp_alone_makes_stages_of_bare_containers_with_pip(tmp_path):
+    python = f"{sys.base_prefix}/bin/python3"
+    wheels = bare_run.download(python, tmp_path / "wheels", *bare_run.PACKAGES)
+    with serving(TINY_F32.read_bytes()) as served:
+        port = int(served.url.split(":")[2].split("/")[0])
+        inside = bare_run.bare(python, wheels, reach=(("127.0.0.1", port),))
+        with rented(tmp_path, boots=True, scale=2.0, model=served.url, inside=inside) as lab:
+            options = ("--max-tokens", "16", "--prompt", "the quick brown fox", "--wire-dtype", "float32")
+            ended = bare_run.run_zipapp(lab, python, *options, key=KEY)
+            said = lab.fake.log(ended.json["rentals"][0]["instance_id"])
+    assert ended.status == 0, ended.stderr
+    oracle = expected(TINY_F32.name, "hello", "chat")
+    assert ended.json["token_ids"] == oracle["steps"]["ids"][: len(ended.json["token_ids"])]
+    assert "pip ended with status 0 (1 of 3 tries)" in said and not ended.ledger["live"]
 
 
 @pytest.mark.slow
