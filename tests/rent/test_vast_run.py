@@ -12,6 +12,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -171,6 +172,21 @@ def test_what_cannot_be_meant_is_refused_before_the_network_is_touched(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(arguments) == status
     assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_does_not_skip_destroying_and_says_what_is_still_open(number, tmp_path):
+    again = [
+        Deed(words, lambda lab, run: run.send_signal(number)) for words in ("rent: stage 0: inst", "ending the st")
+    ]
+    with rented(tmp_path, boots=False) as lab:
+        lab.fake.fault("destroy.429")
+        run = lab.start("--vastai", "--json", "--model", lab.model)
+        ended = lab.end_of(run, time.monotonic(), again)
+    assert ended.status == 128 + number and "again: still ending the stages" in ended.stderr, ended.stderr
+    made = {rental["instance_id"] for rental in ended.json["rentals"]}
+    assert any(f"not yet confirmed as ended: {one}" in ended.stderr for one in made)
+    assert not ended.ledger["live"] and ended.ledger["decoys_touched"] == 0
 
 
 def test_reap_and_ls_tell_what_is_there_and_touch_nothing_of_others(tmp_path):
