@@ -132,7 +132,7 @@ def _arm(cell: Cell, lab: Lab, strike: Callable[..., None]) -> tuple[Deed, ...]:
         fake.on("search", "after", strike)
     elif event == "after intent":  # the request has arrived, and has no effect and no answer
         fake.fault("create.hang", None)
-        threading.Thread(target=_at_the_first_create, args=(lab, strike), daemon=True).start()
+        _when(lambda: any(request.method == "PUT" for request in fake.requests), strike)
     elif event == "during create":
         fake.on("create", "before", strike)
     elif event == "before the reply":
@@ -140,20 +140,20 @@ def _arm(cell: Cell, lab: Lab, strike: Callable[..., None]) -> tuple[Deed, ...]:
     elif event == "in destroy":
         fake.on("destroy", "after", strike)
     elif event == "while loading":
-
-        def look(*_: Any) -> None:
-            now = fake.clock.now()
-            if any(one.phase(now).status == "loading" for one in fake.service.account.ours() if one.is_live):
-                strike()
-
-        fake.on("list", "before", look)
+        account = fake.service.account
+        _when(lambda: any(one.phase(fake.clock.now()).status == "loading" for one in account.ours()), strike)
     return ()
 
 
-def _at_the_first_create(lab: Lab, strike: Callable[..., None]) -> None:
-    while not any(request.method == "PUT" for request in lab.fake.requests):
-        time.sleep(0.005)
-    strike()
+def _when(so: Callable[[], bool], strike: Callable[..., None]) -> None:
+    """Strike as soon as it is so; looked at from a thread of its own."""
+
+    def look() -> None:
+        while not so():
+            time.sleep(0.005)
+        strike()
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def run_cell(cell: Cell, folder: Path, *, times: Literal["short", "real"] = "short") -> Outcome:
