@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -17,11 +16,12 @@ from typing import NoReturn
 
 from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
+from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.dialling import Dialler
 from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged
 from ppsmoke.cluster.gathering import Gathering
-from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates, encode_candidates
+from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
 from ppsmoke.cluster.mailbox import Mailbox
@@ -35,7 +35,6 @@ from ppsmoke.waiting import Deadline, to_the_end
 
 FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
 CLOSE_BUDGET_S = 10.0
-MAX_META_BYTES = 512  # of a member's candidates, as SWIM carries them
 BETTER_OWNER_WAIT_S = 10.0  # a name's best claimant has this long to be linked before the next best is taken
 MAX_MAILBOXES = 64
 MAX_EVENTS = 1000  # kept for a subscriber that does not look
@@ -77,7 +76,7 @@ class Node:
             link_send=node._roster.send_datagram,
             on_event=node._on_membership,
             udp=udp,
-            udp_candidates=_udp_candidates,
+            udp_candidates=udp_candidates,
             config=swim,
             epoch=node._epoch,
         )
@@ -103,6 +102,7 @@ class Node:
         self._changed = Signal()
         self._mailboxes: dict[str, Mailbox] = {}
         self._held: set[Peer] = set()
+        self._liars: set[tuple[str, str]] = set()  # (node id, name): told of once
         self._watchers: list[asyncio.Queue[Event]] = []
         self._epoch = time.time_ns() // 1_000_000
         context = PeerContext(
@@ -233,7 +233,8 @@ class Node:
             self._reach(peer)
             return None
         rightful = self._may_own(name, peer.role) and generation <= peer.generation
-        if not rightful:
+        if not rightful and (peer.node_id, name) not in self._liars:
+            self._liars.add((peer.node_id, name))
             _log.warning("%s claims the name %s without the right to it", peer.name, name)
         return rightful
 
@@ -291,7 +292,7 @@ class Node:
         self._roster.on_unlinked = self._on_unlinked
         self._roster.on_heard = lambda peer: self._membership.note_life(peer.node_id)
         self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
-        self._membership.set_meta(_meta(self._roster.candidates))
+        self._membership.set_meta(meta_of(self._roster.candidates))
         self._listener.start()
 
     async def _close(self) -> None:
@@ -350,7 +351,7 @@ class Node:
 
     def _on_linked(self, peer: Peer) -> None:
         self._dialler.keep(peer)
-        meta = _meta(peer.candidates)
+        meta = meta_of(peer.candidates)
         self._membership.link_up(peer.node_id, epoch=peer.epoch, udp=peer.udp_address(), meta=meta)
 
     def _on_unlinked(self, peer: Peer) -> None:
@@ -377,31 +378,3 @@ class Node:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
-
-
-def _meta(candidates: Sequence[Candidate]) -> bytes:
-    """As many of them, the first first, as a member's meta holds."""
-    kept = list(candidates)
-    while len(encoded := encode_candidates(kept)) > MAX_META_BYTES:
-        kept.pop()
-    return encoded
-
-
-def _udp_candidates(meta: bytes) -> list[tuple[str, int]]:
-    try:
-        return [(one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port]
-    except FrameError:
-        return []  # a member that lies about itself is reached over its link, or not at all
-
-
-def outward_host(host: str) -> str:
-    """The host itself, or for "all addresses" the one that a packet to the outside would leave from."""
-    if host not in ("0.0.0.0", "::"):
-        return host
-    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((elsewhere, 9))  # sends nothing: the documentation's own addresses (RFC 5737, 3849)
-            return probe.getsockname()[0]
-        except OSError:
-            return "::1" if host == "::" else "127.0.0.1"

@@ -342,6 +342,9 @@ def test_a_port_that_is_taken_is_one_clear_error():
             node = await cluster.node("orchestrator")
             with pytest.raises(LinkError, match=f"cannot listen on 127.0.0.1:{node.tcp_port}"):
                 await cluster.node("stage-0-of-2", tcp=("127.0.0.1", node.tcp_port))
+            other = await cluster.node("stage-1-of-2", udp=("127.0.0.1", 0))
+            with pytest.raises(LinkError, match=f"cannot listen on UDP 127.0.0.1:{other.udp_port}"):
+                await cluster.node("stage-0-of-2", udp=("127.0.0.1", other.udp_port))
 
     run(scenario())
 
