@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from ppsmoke import smoke
 from ppsmoke.package import own_command
@@ -67,7 +66,7 @@ def peer(path: str, jobs: dict[str, list[int]]) -> dict:
 
 async def ours(model: str) -> dict:
     """The same from our pipeline of two stages: one decode of 64 tokens, one long prompt."""
-    settings = Settings(model=model, max_context=CONTEXT)
+    settings = Settings(model=model, max_context=CONTEXT, wire_dtype="float32")
     record = RunRecord(run_id=settings.run_id, model_name=model, num_stages=2)
     progress = Progress(record, verbosity=QUIET)
     deadline = Deadline.after(300)
@@ -106,8 +105,7 @@ def main() -> int:
     parser.add_argument("--model", default=Settings.model)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    path = str(getattr(fetch.open_model(arguments.model, progress=lambda *_: None), "path", arguments.model))
-    assert Path(path).is_file(), path
+    path = str(fetch.open_model(arguments.model, progress=lambda *_: None).path.resolve())
     rows = []
     for repeat in range(arguments.repeats):
         wall = whole_command(arguments.model)
