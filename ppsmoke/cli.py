@@ -16,13 +16,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppsmoke import __version__, models, smoke
+from ppsmoke import __version__, models, smoke, vast_cli, vast_run
 from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, UsageError
 from ppsmoke.package import built_from, write_zipapp
+from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.loopback import LoopbackFleet
 from ppsmoke.report.progress import NORMAL, QUIET, VERBOSE, Progress, open_log, state_dir
 from ppsmoke.report.summary import RunRecord
-from ppsmoke.settings import LOOPBACK_MODEL, WIRE_DTYPES, Settings
+from ppsmoke.settings import LOOPBACK_MODEL, RENTED_MODEL, WIRE_DTYPES, RentSettings, Settings
 from ppsmoke.worker import cache  # files only: loads neither numpy nor tinygrad
 
 MAX_PROMPT_BYTES = 16 << 20
@@ -34,6 +35,8 @@ examples:
   ppsmoke --prompt "Why is the sky blue?" --max-tokens 100
   echo "Tell me a joke" | ppsmoke --prompt - --stages 3
   ppsmoke --model ./model.gguf --json | jq .timing
+  ppsmoke --vastai                          the same on two rented GPUs; the key comes from VAST_API_KEY
+  ppsmoke --vastai --dry-run --gpu RTX_4090 --region SE,DE
   ppsmoke package -o ppsmoke.pyz            one file that runs all of this with nothing installed but Python
 
 exit status: 0 answered and everything ended; 1 failed; 2 usage; 130, 143, 129 interrupted and cleaned up
@@ -67,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     parser.set_defaults(command=_run)
     _add_run_options(parser)
+    vast_cli.add_rent_options(parser)
     commands = parser.add_subparsers(title="subcommands", metavar="")
     node = commands.add_parser("node", help="be one stage's node; everything comes from the environment")
     node.set_defaults(command=_node)
@@ -76,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     kept = commands.add_parser("cache", help="show the models kept on this machine, or remove them")
     kept.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
     kept.set_defaults(command=_cache)
+    vast_cli.add_commands(commands)
     return parser
 
 
@@ -84,12 +89,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--prompt", default=Settings.prompt, metavar="TEXT", help='what to ask; "-" reads stdin (default: %(default)r)')
     add("--raw", action="store_true", help="send the prompt as it is, without the model's chat template")
     add("--max-tokens", type=int, default=Settings.max_tokens, metavar="N", help="at most this many (default: 64)")
-    add(
-        "--model",
-        default=LOOPBACK_MODEL,
-        metavar="M",
-        help=f"{', '.join(models.MODELS)}, a path, or an https URL of a GGUF file (default: %(default)s)",
-    )
+    names = ", ".join(models.MODELS)
+    defaults = f"(default: {LOOPBACK_MODEL}; {RENTED_MODEL} with --vastai)"
+    add("--model", metavar="M", help=f"{names}, a path, or an https URL of a GGUF file {defaults}")
     add("--stages", type=int, default=Settings.num_stages, metavar="N", help="nodes in the chain (default: 2)")
     add("--max-context", type=int, default=Settings.max_context, metavar="N", help="tokens of context (default: 2048)")
     add(
@@ -115,11 +117,14 @@ def _version() -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     """The main job. Prints the answer, or the JSON object; raises nothing that a run is known to raise."""
+    rent, key = vast_cli.rent_settings(arguments), None
+    if arguments.prompt == arguments.api_key == "-":
+        raise UsageError("--prompt - and --api-key - both want stdin", hint="give the key with VAST_API_KEY")
     settings = Settings(
         prompt=_prompt(arguments.prompt),
         raw=arguments.raw,
         max_tokens=arguments.max_tokens,
-        model=arguments.model,
+        model=_model(arguments),
         num_stages=arguments.stages,
         max_context=arguments.max_context,
         wire_dtype=arguments.wire_dtype,
@@ -128,11 +133,16 @@ def _run(arguments: argparse.Namespace) -> int:
         verbosity=arguments.verbosity,
         as_json=arguments.as_json,
     )
+    if rent is not None:
+        vast_run.check(settings)
+        key = vast_cli.find(arguments.api_key)
+        if rent.dry_run:
+            return _print_answer(asyncio.run(vast_run.dry_run(settings, rent, key)), 0)
     record = RunRecord(run_id=settings.run_id, model_name=settings.model, num_stages=settings.num_stages)
     log = open_log(state_dir() / "logs", settings.run_id)
     progress = Progress(record, verbosity=settings.verbosity, log=log)
     try:
-        status = asyncio.run(_until_done_or_signalled(settings, progress))
+        status = asyncio.run(_until_done_or_signalled(settings, progress, rent, key))
     finally:
         progress.close()
     if settings.as_json:
@@ -140,7 +150,9 @@ def _run(arguments: argparse.Namespace) -> int:
     return status
 
 
-async def _until_done_or_signalled(settings: Settings, progress: Progress) -> int:
+async def _until_done_or_signalled(
+    settings: Settings, progress: Progress, rent: RentSettings | None, key: ApiKey | None
+) -> int:
     """Run; the exit status. The first signal ends the run in good order, later ones only say what is still open."""
     loop = asyncio.get_running_loop()
     broken_stdout: list[OSError] = []
@@ -150,7 +162,10 @@ async def _until_done_or_signalled(settings: Settings, progress: Progress) -> in
         if not settings.as_json and not _write_stdout(text):
             broken_stdout.append(OSError())
 
-    task = asyncio.ensure_future(smoke.run(settings, progress, _open_loopback, say))
+    if rent is not None and key is not None:
+        task = asyncio.ensure_future(vast_run.run(settings, rent, key, _commit(), progress, say))
+    else:
+        task = asyncio.ensure_future(smoke.run(settings, progress, _open_loopback, say))
 
     def on_signal(number: int) -> None:
         signalled.append(Interrupted(number, phase=progress.current_phase))
@@ -158,7 +173,9 @@ async def _until_done_or_signalled(settings: Settings, progress: Progress) -> in
             progress.say(f"{signal.Signals(number).name}: ending the stages")
             task.cancel()
         else:
-            progress.say(f"{signal.Signals(number).name} again: still ending the stages, please wait")
+            rented = ", ".join(map(str, progress.record.still_rented()))
+            of_what = f"; not yet confirmed as ended: {rented}" if rented else ""
+            progress.say(f"{signal.Signals(number).name} again: still ending the stages, please wait{of_what}")
 
     # One that we were started to ignore (nohup, a background job) stays ignored.
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -195,6 +212,12 @@ def _conclude(
 
 def _open_loopback(progress: Progress) -> LoopbackFleet:
     return LoopbackFleet(on_line=progress.child_line)
+
+
+def _model(arguments: argparse.Namespace) -> str:
+    if arguments.model is not None:
+        return arguments.model
+    return RENTED_MODEL if arguments.vastai else LOOPBACK_MODEL
 
 
 def _prompt(text: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from ppsmoke.cluster.addresses import is_node_id
+from ppsmoke.cluster.addresses import Candidate, is_node_id
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.errors import InputError, LinkError
 from ppsmoke.keys import KEY_BYTES
@@ -41,7 +41,8 @@ class Seed:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """A stage node's task. lifetime_s counts from the start; lifeline: end when stdin does; worker: what it serves."""
+    """A stage node's task. lifetime_s counts from the start; lifeline: end when stdin does; worker: what it serves.
+    advertise: where it can be reached from outside; heartbeat: a file to touch while it hears its run, or ""."""
 
     stage: int
     num_stages: int
@@ -55,6 +56,8 @@ class NodeSettings:
     tcp: tuple[str, int]
     udp: tuple[str, int] | None
     lifeline: bool
+    advertise: tuple[Candidate, ...]
+    heartbeat: str
     worker: str
     worker_environment: Mapping[str, str] = field(repr=False)
 
@@ -81,6 +84,8 @@ class NodeSettings:
             tcp=tcp,
             udp=udp,
             lifeline=bool(lifeline),
+            advertise=mapped(environment, tcp, udp),
+            heartbeat=environment.get(f"{PREFIX}HEARTBEAT", ""),
             worker=environment.get(f"{PREFIX}WORKER") or DEFAULT_TARGET,
             worker_environment=_for_worker(environment),
         )
@@ -93,6 +98,20 @@ def _for_worker(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in FOR_WORKER or not (name.startswith(PREFIX) or name in (*SECRETS, "SEED_ADDR"))
     }
+
+
+def mapped(environment: Mapping[str, str], tcp: tuple[str, int], udp: tuple[str, int] | None) -> tuple[Candidate, ...]:
+    """The public address and ports that vast.ai tells a container of; () where it tells nothing usable."""
+    host = environment.get("PUBLIC_IPADDR", "").strip()
+    outside = _port(environment.get(f"VAST_TCP_PORT_{tcp[1]}", ""))
+    if not host or outside is None:
+        return ()
+    outside_udp = _port(environment.get(f"VAST_UDP_PORT_{udp[1]}", "")) if udp is not None else None
+    return (Candidate("mapped", host, outside, outside_udp),)
+
+
+def _port(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536 else None
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ppsmoke.errors import InputError, UsageError
 from ppsmoke.keys import new_run_key
 
+RENTED_MODEL = "llama3.2:1b"  # spec, section 1
 LOOPBACK_MODEL = "smollm2:135m"  # 98 MB, in a wheel: needs no account and no model hub
 WIRE_DTYPES = ("bfloat16", "float16", "float32")
 MAX_STAGES = 64
 MAX_CONTEXT_TOKENS = 131_072
+_COUNTRY = re.compile("[A-Z]{2}")
+_IMAGE = re.compile(r"[a-z0-9][\w./:@-]{0,300}", re.ASCII)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -55,3 +59,36 @@ class Settings:
             raise InputError("the prompt is not valid UTF-8", hint="write it in UTF-8, or pipe it in with --prompt -")
         if not self.model or _LONE_SURROGATE.search(self.model) or "\0" in self.model or "\n" in self.model:
             raise UsageError("--model is empty or holds characters that no model name has")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentSettings:
+    """What to rent, for how much, and whether to ask before. Raises UsageError for values that cannot work."""
+
+    gpu: str = ""  # as typed; "": any
+    max_dph: float = 1.0  # $/h of one machine
+    regions: tuple[str, ...] = ()  # two-letter country codes; (): anywhere
+    min_reliability: float = 0.98
+    disk_gb: float = 16.0
+    max_usd: float = 1.0  # the most that the run may cost, replaced hosts included
+    image: str = ""  # "": the public Python image
+    baked: bool = False  # the image holds our code, tinygrad and numpy
+    confirm: Literal["ask", "yes"] = "ask"  # on a terminal, before the first create
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for what, value, low, high in (
+            ("--max-dph", self.max_dph, 0.001, 1000),
+            ("--min-reliability", self.min_reliability, 0, 1),
+            ("--disk", self.disk_gb, 8, 10_000),
+            ("--max-usd", self.max_usd, 0.001, 100_000),
+        ):
+            if not low <= value <= high:
+                raise UsageError(f"{what} {value:g} is out of range", hint=f"give {low:g} to {high:g}")
+        for region in self.regions:
+            if not _COUNTRY.fullmatch(region):
+                raise UsageError(f"--region {region} is no country", hint="two letters each, e.g. --region SE,DE")
+        if self.baked and not self.image:
+            raise UsageError("--baked without --image", hint="name the image that was built from the Dockerfile")
+        if self.image and not _IMAGE.fullmatch(self.image):
+            raise UsageError("--image is no image's name", hint="registry/name:tag")

@@ -26,7 +26,8 @@ from ppsmoke.pipeline.names import (
     stage_name,
     stage_role,
 )
-from ppsmoke.rent.fleet import Fleet, StageSpec
+from ppsmoke.rent.boot import node_secret
+from ppsmoke.rent.fleet import Fleet, SpecOf, StageSpec
 from ppsmoke.report.progress import Progress
 from ppsmoke.settings import Settings
 from ppsmoke.waiting import Deadline, cancel_and_reap, running, to_the_end
@@ -107,14 +108,17 @@ async def stages_up(
             Node.listening(
                 authority.mint(ORCHESTRATOR_ROLE),
                 cluster_key=derive(settings.run_key, "cluster"),
+                tcp=(fleet.listen_host, 0),
+                udp=(fleet.listen_host, 0),
                 code_hash=code_hash(),
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
-            rented(fleet, stage_specs(settings, model, authority, node), progress, deadline),
+            rented(fleet, progress),
         ):
             inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
             async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
+                await _rent(settings, node, fleet, specs(settings, model, authority, node), deadline)
                 entry = await _gather(settings, node, fleet, inbox, progress, deadline)
                 async with running(node.guard(list(inbox.stage_nodes)), name="watch over links"):
                     progress.phase("load")
@@ -130,10 +134,9 @@ async def stages_up(
 
 
 @asynccontextmanager
-async def rented(fleet: Fleet, specs: list[StageSpec], progress: Progress, deadline: Deadline) -> AsyncIterator[None]:
+async def rented(fleet: Fleet, progress: Progress) -> AsyncIterator[None]:
     """Machines for this block alone. A failure takes the stage's last words along; then everything is destroyed."""
     try:
-        await deadline.capped(deadline.remaining(), phase="rent").wait(fleet.rent(specs), doing="renting machines")
         yield
     except SmokeError as error:
         error.phase = error.phase or progress.current_phase
@@ -145,12 +148,19 @@ async def rented(fleet: Fleet, specs: list[StageSpec], progress: Progress, deadl
         await to_the_end(fleet.destroy_all(), doing="destroying machines", within_s=DESTROY_BUDGET_S)
 
 
+async def _rent(settings: Settings, node: Node, fleet: Fleet, spec_of: SpecOf, deadline: Deadline) -> None:
+    """A machine for each stage. We dial out as they come up: nothing rented ever has to reach the user's home."""
+    whole = deadline.capped(deadline.remaining(), phase="")  # an error's phase is the one that the run is in
+    dialling = node.gather(fleet.endpoints(), size=settings.num_stages + 1, deadline=whole)
+    async with running(dialling, name="dial stages as they come up"):
+        await whole.wait(fleet.rent(settings.num_stages, spec_of, whole), doing="renting machines")
+
+
 async def _gather(
     settings: Settings, node: Node, fleet: Fleet, inbox: Inbox, progress: Progress, deadline: Deadline
 ) -> Address:
     """Every stage is a member with a link, and every name resolves; where pp-entry is. Spec, section 3, "Topology"."""
     progress.phase("gather")
-    # We dial out as ports appear: nothing rented ever has to reach the user's home.
     await node.gather(
         fleet.endpoints(), size=settings.num_stages + 1, deadline=deadline.capped(GATHER_BUDGET_S, phase="gather")
     )
@@ -179,12 +189,12 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await cancel_and_reap(told, lost)
 
 
-def stage_specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> list[StageSpec]:
-    """A spec for each stage: its identity, and the environment of design, "Environment of a stage node"."""
+def specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> SpecOf:
+    """A spec for each stage and generation: identity and environment (design, "Environment of a stage node")."""
     lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
-    specs = []
-    for stage in range(settings.num_stages):
-        identity = authority.mint(stage_role(stage, settings.num_stages))
+
+    def spec_of(stage: int, generation: int) -> StageSpec:
+        identity = authority.mint(stage_role(stage, settings.num_stages), generation)
         environment = {
             "STAGE": str(stage),
             "NUM_STAGES": str(settings.num_stages),
@@ -193,14 +203,21 @@ def stage_specs(settings: Settings, model: str, authority: RunAuthority, node: N
             "PPSMOKE_NODE_RUN_ID": settings.run_id,
             "PPSMOKE_NODE_LEAF_KEY": identity.leaf_key.hex(),
             "PPSMOKE_NODE_CLUSTER_KEY": derive(settings.run_key, "cluster").hex(),
-            "PPSMOKE_NODE_GENERATION": "0",
+            "PPSMOKE_NODE_GENERATION": str(generation),
             "PPSMOKE_NODE_LIFETIME_S": f"{lifetime_s:.0f}",
             "PPSMOKE_NODE_MAX_CONTEXT": str(settings.max_context),
             "PPSMOKE_NODE_WIRE_DTYPE": settings.wire_dtype,
             "PPSMOKE_NODE_DEVICE": settings.device,
         }
-        specs.append(StageSpec(stage=stage, identity=identity, environment=environment))
-    return specs
+        return StageSpec(
+            stage=stage,
+            generation=generation,
+            identity=identity,
+            environment=environment,
+            boot_secret=node_secret(settings.run_key, stage, generation),
+        )
+
+    return spec_of
 
 
 def _as_seen_anywhere(model: str) -> str:

@@ -37,6 +37,7 @@ from ppsmoke.worker.start import DEFAULT_TARGET
 
 ORCHESTRATOR_GONE_S = 90.0  # six times what a run bears without a link: by then it has failed and waits for nobody
 SEED_DIAL_S = 5.0  # for each of SEED_ADDR's addresses, in turn
+HEARTBEAT_S = 2.0  # a sixtieth of the silence after which a machine ends itself
 REPORT_BUDGET_S = 20.0  # for the orchestrator to dial us, should we fail before it has
 LINGER_S = 30.0  # a stage that leaves before all have gathered would hide its own report behind "gathering failed"
 WORKER_END_BUDGET_S = 10.0
@@ -80,6 +81,7 @@ async def _live(settings: NodeSettings) -> Ending:
             _lifeline(ended, wanted=settings.lifeline),
             _joined(settings) as node,
             running(_watch_orchestrator(node, settings, ended), name="watch over the orchestrator"),
+            running(_beat(node, settings), name="heartbeat"),
         ):
             failures: list[Exception] = []
             work = asyncio.ensure_future(_work(node, settings, failures))
@@ -106,6 +108,7 @@ async def _joined(settings: NodeSettings) -> AsyncIterator[Node]:
         code_hash=code_hash(),
         model=models.fingerprint(settings.model),
         may_own=lambda name, role: may_own(name, role, num_stages),
+        advertise=settings.advertise,
     ) as node:
         where = {"node_id": node.node_id, "tcp_port": node.tcp_port, "udp_port": node.udp_port, "pid": os.getpid()}
         try:
@@ -197,6 +200,17 @@ async def _watch_orchestrator(node: Node, settings: NodeSettings, ended: asyncio
                     gone_since = asyncio.get_running_loop().call_later(ORCHESTRATOR_GONE_S, _end, ended, ending)
                 case MemberChanged(state="left"):
                     _end(ended, Ending("the orchestrator has left", 0))
+
+
+async def _beat(node: Node, settings: NodeSettings) -> None:
+    """Touch the heartbeat file, which this machine's dead-man looks at, while there is a link to the orchestrator: one
+    on which nothing is heard any more is taken down within seconds (cluster/link.py)."""
+    while settings.heartbeat:
+        if any(link.role == ORCHESTRATOR_ROLE for link in node.links()):
+            with suppress(OSError):
+                os.utime(settings.heartbeat)
+        await asyncio.sleep(HEARTBEAT_S)
+    await asyncio.Event().wait()
 
 
 async def _dial_seed(node: Node, settings: NodeSettings) -> None:

@@ -8,7 +8,6 @@ is the proof that all of it is gone.
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib.util
 import json
 import os
@@ -22,7 +21,7 @@ from typing import NoReturn
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.errors import DestroyFailed, EnvironmentLacks, StageError
 from ppsmoke.package import own_command
-from ppsmoke.rent.fleet import StageSpec
+from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
 
 START_BUDGET_S = 30.0  # from fork to the line that says where a node listens; 0.2 s on an idle machine
@@ -42,25 +41,29 @@ _PASSED_ON = frozenset(
 class LoopbackFleet:
     """Local stage processes of one run. on_line(stage, text) is called for each line that a stage writes to stderr."""
 
+    listen_host = "127.0.0.1"
+
     def __init__(self, *, on_line: Callable[[int, str], None]) -> None:
         self._on_line = on_line
         self._stages: list[_StageProcess] = []
-        self._listening: asyncio.Queue[Endpoint] = asyncio.Queue()
+        self._listening = Endpoints()
+        self._all_started = asyncio.Event()
 
-    async def rent(self, specs: list[StageSpec]) -> None:
-        """Start a process for each spec. Raises EnvironmentLacks where this machine cannot compute a stage."""
+    async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
+        """Start a process for each stage. Raises EnvironmentLacks where this machine cannot compute a stage."""
         check_this_machine_computes()
-        for spec in specs:
-            process = _StageProcess(spec, self._on_line, self._listening)
+        for stage in range(num_stages):
+            process = _StageProcess(spec_of(stage, 0), self._on_line, self._listening)
             self._stages.append(process)
             await process.start()
+        self._all_started.set()
 
-    async def endpoints(self) -> AsyncIterator[Endpoint]:
-        while True:
-            yield await self._listening.get()
+    def endpoints(self) -> AsyncIterator[Endpoint]:
+        return self._listening.each()
 
     async def watch(self) -> NoReturn:
         """Raises StageError for the first stage process that ends."""
+        await self._all_started.wait()
         waits = [asyncio.ensure_future(stage.ended()) for stage in self._stages]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -115,9 +118,7 @@ def stage_environment(spec: StageSpec, parent: Mapping[str, str]) -> dict[str, s
 class _StageProcess:
     """One `node` process, its output, and how it ended."""
 
-    def __init__(
-        self, spec: StageSpec, on_line: Callable[[int, str], None], listening: asyncio.Queue[Endpoint]
-    ) -> None:
+    def __init__(self, spec: StageSpec, on_line: Callable[[int, str], None], listening: Endpoints) -> None:
         self.spec = spec
         self._on_line = on_line
         self._listening = listening
@@ -127,7 +128,7 @@ class _StageProcess:
         self._listens = asyncio.Event()
 
     async def start(self) -> None:
-        certificates = _pipe_holding(_certificates_json(self.spec))
+        certificates = _pipe_holding(self.spec.certificates_json().encode())
         try:
             environment = stage_environment(self.spec, os.environ)
             environment["PPSMOKE_NODE_CERTS"] = f"/dev/fd/{certificates}"
@@ -201,10 +202,10 @@ class _StageProcess:
         line = await self._line(self._process.stdout)
         with suppress(ValueError, KeyError, TypeError):
             said = json.loads(line)
-            self._listening.put_nowait(
+            self._listening.put(
                 Endpoint(
                     role=self.spec.identity.role,
-                    generation=int(self.spec.environment.get("PPSMOKE_NODE_GENERATION", "0")),
+                    generation=self.spec.generation,
                     node_id=self.spec.identity.node_id,
                     host="127.0.0.1",
                     tcp_port=int(said["tcp_port"]),
@@ -236,12 +237,6 @@ class _StageProcess:
             return error.partial
         except asyncio.LimitOverrunError as error:
             return await stream.readexactly(error.consumed)
-
-
-def _certificates_json(spec: StageSpec) -> bytes:
-    """What a node reads from PPSMOKE_NODE_CERTS; nothing in it is secret."""
-    certificates = {"ca": spec.identity.ca_der, "leaf": spec.identity.leaf_der}
-    return json.dumps({name: base64.b64encode(der).decode() for name, der in certificates.items()}).encode()
 
 
 def _pipe_holding(data: bytes) -> int:

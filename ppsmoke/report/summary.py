@@ -43,6 +43,7 @@ class RunRecord:
     phases_s: dict[str, float] = field(default_factory=dict)
     total_s: float | None = None
     links: list[dict[str, Any]] = field(default_factory=list)
+    rentals: list[dict[str, Any]] = field(default_factory=list)  # rent.rentals.Rental.to_json; none on loopback
     error: SmokeError | None = None
 
     def take_answer(self, answer: Any) -> None:
@@ -57,6 +58,15 @@ class RunRecord:
     def token_ms(self) -> list[float]:
         """Wall time of each decode step at the exit; the first token, which is prefill's, left out."""
         return [us / 1e3 for us in self.timings.get("token_us", [])[1:]]
+
+    @property
+    def cost_usd(self) -> float:
+        """What everything rented has cost so far, at most; the service's own bill counts some of it a little later."""
+        return sum(rental["usd"] for rental in self.rentals)
+
+    def still_rented(self) -> list[int]:
+        """Instances that are not confirmed as ended."""
+        return [rental["instance_id"] for rental in self.rentals if rental["ended"] is None]
 
     def _wire_ms(self) -> list[float]:
         """A token's time less the stages' compute of that step; no clock is compared across machines."""
@@ -103,6 +113,8 @@ class RunRecord:
             ],
             "timing": self._timing_json(),
             "links": self.links,
+            "rentals": self.rentals,
+            "cost_usd": round(self.cost_usd, 6),
             "log_path": self.log_path,
         }
         if self.error is not None:
@@ -126,4 +138,6 @@ class RunRecord:
                 f"stages {stages} ms, wire {timing['wire_ms']['p50']:.1f} ms"
             )
         out.append(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.phases_s.items()))
+        if self.rentals:
+            out.append(f"{len(self.rentals)} machines rented, ${self.cost_usd:.4f} at most")
         return out

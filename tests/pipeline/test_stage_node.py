@@ -13,7 +13,9 @@ import time
 
 import pytest
 
+from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.identity import RunAuthority
+from ppsmoke.node_settings import mapped
 from ppsmoke.stage_node import main
 from tests.lab import hop_bench, stage_nodes, still_worker
 from tests.lab.processes import is_alive, until
@@ -151,6 +153,30 @@ def test_a_node_ends_with_its_orchestrator(tmp_path):
             return await lab.stages[0].wait(), lab.stages[0].stderr
 
     assert asyncio.run(scenario()) == (0, "")
+
+
+def test_the_heartbeat_is_touched_while_there_is_a_link_to_the_orchestrator_and_not_before(tmp_path):
+    heartbeat = tmp_path / "heartbeat"
+    heartbeat.touch()
+    os.utime(heartbeat, (1.0, 1.0))
+
+    async def scenario():
+        async with stage_nodes.lab(tmp_path, 1, PPSMOKE_NODE_HEARTBEAT=str(heartbeat)) as lab:
+            before = heartbeat.stat().st_mtime
+            await lab.gather()
+            await asyncio.to_thread(until, lambda: heartbeat.stat().st_mtime > 1.0, within_s=10)
+            return before
+
+    assert asyncio.run(scenario()) == 1.0
+
+
+def test_a_container_advertises_the_public_address_and_ports_that_its_host_gave_it():
+    told = {"PUBLIC_IPADDR": "198.51.100.7\n", "VAST_TCP_PORT_7070": "40123", "VAST_UDP_PORT_7071": "40124"}
+    tcp, udp = ("0.0.0.0", 7070), ("0.0.0.0", 7071)
+    assert mapped(told, tcp, udp) == (Candidate("mapped", "198.51.100.7", 40123, 40124),)
+    assert mapped({**told, "VAST_UDP_PORT_7071": "x"}, tcp, udp) == (Candidate("mapped", "198.51.100.7", 40123, None),)
+    for broken in ({}, {"PUBLIC_IPADDR": "198.51.100.7"}, {**told, "VAST_TCP_PORT_7070": "400123"}):
+        assert mapped(broken, tcp, udp) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""One look at the account for all who wait: a single list call a pass, whatever the number of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from ppsmoke.cluster.changes import Signal
+from ppsmoke.rent.shapes import Instance
+from ppsmoke.rent.vast_api import VastApi
+from ppsmoke.rent.verdicts import AuthRefused, VastError
+
+LOOK_S = 30.0  # for one look, its pages and retries
+
+
+class AccountView:
+    """The latest complete list; a look that failed changes nothing and counts all the same."""
+
+    def __init__(self, api: VastApi, *, say: Callable[[str], None]) -> None:
+        self._api = api
+        self._say = say
+        self._looked = Signal()
+        self._rows: Mapping[int, Instance] | None = None
+
+    async def keep_looking(self, period_s: Callable[[], float]) -> NoReturn:
+        """Look for ever, period_s() apart. Raises AuthRefused: then nothing will be seen any more."""
+        while True:
+            began = self._api.clock.now()
+            try:
+                listing = await self._api.instances(within_s=LOOK_S)
+                self._rows = {instance.id: instance for instance in listing.instances}
+            except AuthRefused:
+                raise
+            except VastError as error:
+                self._rows = None
+                self._say(f"could not list the account's instances: {error.cause}")
+            self._looked.notify()
+            await self._api.clock.sleep(max(0.0, began + period_s() - self._api.clock.now()))
+
+    async def next_look(self) -> bool:
+        """Wait for the next look; did it show anything? False: it failed, and proves nothing."""
+        await self._looked.wait()
+        return self._rows is not None
+
+    def of(self, instance_id: int) -> Instance | None:
+        """What the latest look showed of it."""
+        return (self._rows or {}).get(instance_id)

@@ -1,0 +1,120 @@
+"""The command line's part about renting: its options, `reap`, `ls`, and `boot`, which a baked image begins with."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppsmoke.errors import UsageError
+from ppsmoke.rent.api_key import ApiKey, find_key
+from ppsmoke.rent.boot import main_baked
+from ppsmoke.rent.ledger import read_journals
+from ppsmoke.rent.reap import Finding, ls_lines, settle, settled_lines, sort_out, to_json
+from ppsmoke.rent.terms import DEFAULT_IMAGE
+from ppsmoke.settings import RentSettings
+from ppsmoke.vast_run import open_api, state_folder
+
+KEY_HELP = "the account's key; \"-\" reads a line of stdin (default: VAST_API_KEY, then the official client's key file)"
+
+
+def add_rent_options(parser: argparse.ArgumentParser) -> None:
+    """--vastai and what goes with it."""
+    group = parser.add_argument_group("on rented GPUs")
+    add = group.add_argument
+    add("--vastai", action="store_true", help="rent a GPU for each stage on vast.ai, and destroy them at the end")
+    add("--api-key", metavar="KEY", help=KEY_HELP)
+    add("--gpu", default="", metavar="G", help="e.g. RTX_4090 (default: the cheapest that fits)")
+    add("--max-dph", type=float, default=RentSettings.max_dph, metavar="USD", help="$/h of a machine (default: 1)")
+    add("--max-usd", type=float, default=RentSettings.max_usd, metavar="USD",
+        help="refuse a run that could cost more, replaced hosts included (default: 1)")  # fmt: skip
+    add("--region", default="", metavar="CC,CC", help="two-letter country codes (default: anywhere)")
+    add("--min-reliability", type=float, default=RentSettings.min_reliability, metavar="R", help="default: 0.98")
+    add("--disk", type=float, default=RentSettings.disk_gb, metavar="GB", help="of each machine (default: 16)")
+    add("--image", default="", metavar="NAME", help=f"a container image with Python and pip (default: {DEFAULT_IMAGE})")
+    add("--baked", action="store_true", help="the image holds ppsmoke, tinygrad and numpy (see Dockerfile)")
+    add("--yes", action="store_true", help="do not ask before renting")
+    add("--dry-run", action="store_true", help="print the plan and what it can cost; rent nothing")
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    reap = commands.add_parser(
+        "reap", help="end what dead runs have left rented on vast.ai, and say what else is there"
+    )
+    reap.add_argument("--dry-run", action="store_true", default=argparse.SUPPRESS, help="only say what would be ended")
+    reap.add_argument("--all", action="store_true", help="ask about everything else whose label starts like ours, too")
+    reap.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="with --all: do not ask")
+    reap.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
+    reap.set_defaults(command=_reap)
+    ls = commands.add_parser("ls", help="what is rented on vast.ai under our name, and what it costs an hour")
+    ls.add_argument("--json", action="store_true", default=argparse.SUPPRESS, dest="as_json")
+    ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
+    ls.set_defaults(command=_ls)
+    boot = commands.add_parser("boot", help="be process 1 of a rented container whose image holds this code")
+    boot.set_defaults(command=lambda arguments: main_baked())
+
+
+def rent_settings(arguments: argparse.Namespace) -> RentSettings | None:
+    """None without --vastai. Raises UsageError for what does not fit together."""
+    if not arguments.vastai:
+        for name in ("api_key", "gpu", "region", "image", "baked", "yes", "dry_run"):
+            if getattr(arguments, name):
+                raise UsageError(f"--{name.replace('_', '-')} without --vastai", hint="add --vastai to rent machines")
+        return None
+    return RentSettings(
+        gpu=arguments.gpu,
+        max_dph=arguments.max_dph,
+        regions=tuple(part.strip().upper() for part in arguments.region.split(",") if part.strip()),
+        min_reliability=arguments.min_reliability,
+        disk_gb=arguments.disk,
+        max_usd=arguments.max_usd,
+        image=arguments.image,
+        baked=arguments.baked,
+        confirm="yes" if arguments.yes else "ask",
+        dry_run=arguments.dry_run,
+    )
+
+
+def find(argument: str | None) -> ApiKey:
+    """The account's key. Raises UsageError where there is none."""
+    key, _ = find_key(argument, environ=os.environ, home=Path.home(), read_stdin=sys.stdin.readline)
+    return key
+
+
+def _reap(arguments: argparse.Namespace) -> int:
+    api = open_api(find(arguments.api_key))
+
+    def choose_more(found: Sequence[Finding]) -> Sequence[Finding]:
+        print("also on this account, and not provably a dead run's of this machine:", file=sys.stderr)
+        for line in ls_lines(found, now=api.clock.wall()):
+            print(f"  {line}", file=sys.stderr)
+        if arguments.yes:
+            return found
+        print("end these too, whoever they belong to? [y/N] ", end="", file=sys.stderr, flush=True)
+        return found if sys.stdin.readline().strip().lower() in ("y", "yes") else []
+
+    settled = asyncio.run(
+        settle(
+            api,
+            state_folder(),
+            dry_run=arguments.dry_run,
+            choose_more=choose_more if arguments.all else None,
+            say=lambda text: print(text, file=sys.stderr),
+        )
+    )
+    print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
+    return 1 if settled.outcome.leftovers else 0
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    api = open_api(find(arguments.api_key))
+    listing = asyncio.run(api.instances())
+    now = api.clock.wall()
+    findings = sort_out(listing, read_journals(state_folder()), now=now)
+    shown = json.dumps(to_json(findings, now=now)) if arguments.as_json else "\n".join(ls_lines(findings, now=now))
+    print(shown)
+    return 0

@@ -1,0 +1,168 @@
+"""The rented run: settle what dead runs left, find a plan, show it and what it can cost, ask, then the common story."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ppsmoke import smoke
+from ppsmoke.errors import RentError
+from ppsmoke.package import build_zipapp
+from ppsmoke.rent.api_key import ApiKey
+from ppsmoke.rent.clock import RealClock
+from ppsmoke.rent.find import find_plan
+from ppsmoke.rent.gpu_names import gpu_name
+from ppsmoke.rent.ledger import state_dir
+from ppsmoke.rent.offers import Wanted
+from ppsmoke.rent.plan import Plan
+from ppsmoke.rent.reap import settle, settled_lines
+from ppsmoke.rent.reaper import Reaper
+from ppsmoke.rent.terms import DEFAULT_IMAGE, Terms, needs_of
+from ppsmoke.rent.vast_api import VastApi
+from ppsmoke.rent.vast_fleet import VastFleet
+from ppsmoke.rent.verdicts import AuthRefused, BadReply, Refused
+from ppsmoke.report.progress import Progress
+from ppsmoke.settings import RentSettings, Settings
+
+LIFETIME_SLACK_S = 30.0  # of a machine, beyond the run's budget and the time to destroy: then it ends itself
+EXPECTED_SHARE = 0.8  # of the budget, that a usual run rents for
+URL_VARIABLE = "VAST_URL"
+
+
+def open_api(key: ApiKey) -> VastApi:
+    """A client of the account, at VAST_URL where that is set."""
+    return VastApi.open(key, _url(), clock=RealClock.from_environment(os.environ))
+
+
+def state_folder() -> Path:
+    return state_dir(os.environ, Path.home())
+
+
+async def run(
+    settings: Settings, rent: RentSettings, key: ApiKey, commit: str, progress: Progress, say: Callable[[str], None]
+) -> None:
+    """Ask once, on rented machines. Raises SmokeError; what is rented by then is destroyed, or named as left over."""
+    settings = replace(settings, lifetime_s=lifetime_s(settings))
+    terms = Terms(
+        image=rent.image or DEFAULT_IMAGE,
+        baked=rent.baked,
+        disk_gb=rent.disk_gb,
+        vast_url=_url(),
+        forbidden=(key.reveal(), settings.run_key.hex()),
+    )
+    wanted = wanted_of(settings, rent, terms)
+    progress.phase("rent")
+    try:
+        api = open_api(key)
+        account = await api.account()
+        await _settle(api, progress)
+        plan = await find_plan(api, wanted, stages=settings.num_stages)
+        plan.check(max_usd=rent.max_usd, credit=await _credit(api))
+        await _agree(plan, rent, progress)
+    finally:
+        progress.phase("")
+
+    def open_fleet(progress: Progress) -> VastFleet:
+        return VastFleet(
+            api,
+            plan,
+            terms,
+            run_id=settings.run_id,
+            account=account,
+            folder=state_folder(),
+            lifetime_s=wanted.lifetime_s,
+            code=b"" if rent.baked else build_zipapp(commit),
+            start_reaper=lambda journal: Reaper.start(journal, key=key, url=_url(), account=account),
+            progress=progress,
+        )
+
+    await smoke.run(settings, progress, open_fleet, say)
+
+
+async def dry_run(settings: Settings, rent: RentSettings, key: ApiKey) -> str:
+    """The plan as text, or as JSON; rents nothing and touches nothing. Raises RentError where there is none."""
+    terms = Terms(image=rent.image or DEFAULT_IMAGE, baked=rent.baked, disk_gb=rent.disk_gb)
+    api = open_api(key)
+    plan = await find_plan(api, wanted_of(settings, rent, terms), stages=settings.num_stages, thorough=True)
+    plan.check(max_usd=rent.max_usd, credit=await _credit(api))
+    return json.dumps(plan.to_json()) if settings.as_json else "\n".join(plan.to_lines())
+
+
+def check(settings: Settings) -> None:
+    """Raises UsageError or InputError for a model that rented machines cannot have, before anything is touched."""
+    needs_of(settings.model, settings.num_stages, Terms())
+
+
+def wanted_of(settings: Settings, rent: RentSettings, terms: Terms) -> Wanted:
+    """What each machine must be. Raises UsageError or InputError for a model that rented machines cannot have."""
+    needs = needs_of(settings.model, settings.num_stages, terms)
+    return Wanted(
+        download_bytes=needs.download_bytes,
+        disk_gb=rent.disk_gb,
+        gpu_name=gpu_name(rent.gpu) if rent.gpu else "",
+        min_gpu_ram_mb=needs.gpu_ram_mb,
+        min_reliability=rent.min_reliability,
+        max_dph=rent.max_dph,
+        regions=rent.regions,
+        budget_s=settings.budget_s,
+        expected_s=EXPECTED_SHARE * settings.budget_s,
+        lifetime_s=lifetime_s(settings),
+    )
+
+
+def lifetime_s(settings: Settings) -> float:
+    """After so long a machine ends itself, whatever happens."""
+    return settings.lifetime_s or settings.budget_s + smoke.DESTROY_BUDGET_S + LIFETIME_SLACK_S
+
+
+async def _credit(api: VastApi) -> float | None:
+    """What the account holds, in dollars; None for a key that may not read it."""
+    try:
+        return (await api.user()).credit
+    except (AuthRefused, Refused, BadReply):
+        return None
+
+
+async def _settle(api: VastApi, progress: Progress) -> None:
+    """End what dead runs of this machine left; say what else carries our name, and what could not be confirmed."""
+    settled = await settle(api, state_folder(), say=progress.say)
+    if settled.outcome.ended or settled.outcome.leftovers or settled.outcome.warnings or settled.untouched:
+        for line in settled_lines(settled):
+            progress.say(line)
+
+
+async def _agree(plan: Plan, rent: RentSettings, progress: Progress) -> None:
+    """Show the plan; on a terminal, ask. Raises RentError for anything but a yes."""
+    for line in plan.to_lines()[: len(plan.chosen) + 1]:
+        progress.say(line)
+    if rent.confirm == "yes" or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"ppsmoke: rent this, for ${plan.most_usd:.2f} at most? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = await _line_of_stdin()
+    if answer.strip().lower() not in ("y", "yes"):
+        raise RentError("not confirmed; nothing was rented", phase="rent", hint="answer y, or give --yes")
+
+
+async def _line_of_stdin() -> str:
+    """A line of the terminal; the loop goes on meanwhile, so that a signal still ends it all. "" at its end."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def read() -> None:
+        if not line.done():
+            line.set_result(os.read(0, 1000).decode(errors="replace"))
+
+    loop.add_reader(0, read)
+    try:
+        return await line
+    finally:
+        loop.remove_reader(0)
+
+
+def _url() -> str:
+    return os.environ.get(URL_VARIABLE, "")

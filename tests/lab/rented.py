@@ -1,0 +1,190 @@
+"""`python -m ppsmoke --vastai` against a fake of its own: one call makes the service, the containers and the run.
+
+Time runs `scale` times faster for the service and for the client's waits at it; boots, links and answers take the time
+they take. Without containers nothing ever boots: for what ends before. With them a stage's worker is one that does not
+compute (still_worker), unless a model is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppsmoke.package import own_command
+from tests.lab import still_worker
+from tests.lab.fake_vast import FakeVast, Inside
+from tests.lab.marked import marked
+
+ROOT = Path(__file__).parents[2]
+KEY = "the-users-own-key-0123456789"
+FAST, WITH_BOOT = 40.0, 4.0  # fake seconds a second; a boot has to answer within 60 of them
+RUN_BUDGET_S = 240.0
+SETTLED_WITHIN_S = 60.0
+# A run's own time limits in seconds, shortened by a row that waits for one of them.
+_MAIN = """
+import importlib, json, sys
+for name, value in json.loads(sys.argv.pop(1)).items():
+    module, _, attribute = name.rpartition(".")
+    setattr(importlib.import_module(module), attribute, value)
+from ppsmoke.cli import main
+sys.exit(main())
+"""
+
+
+@dataclass
+class Ended:
+    """How a run ended, and what the account showed then."""
+
+    status: int | None
+    seconds: float
+    stdout: str
+    stderr: str
+    ledger: dict[str, Any]
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.stdout)
+
+    @property
+    def message(self) -> str:
+        return next((line for line in self.stderr.splitlines() if line.startswith("ppsmoke: ")), "")
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What is done to a run when it says these words."""
+
+    at: str
+    do: Callable[[Lab, subprocess.Popen[str]], None]
+
+
+@dataclass
+class Lab:
+    """The fake, and where the runs against it keep their state."""
+
+    fake: FakeVast
+    scale: float
+    home: Path
+    epoch: float
+    model: str = "smollm2:135m"
+    python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def env(self, **more: str) -> dict[str, str]:
+        """A run's environment; every process of it can be told by its TMPDIR."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PPSMOKE", "VAST"))}
+        tmp = self.home / "tmp"
+        tmp.mkdir(parents=True, exist_ok=True)
+        ours = {"VAST_URL": self.fake.url, "XDG_STATE_HOME": str(self.home / "state"), "TMPDIR": str(tmp)}
+        clock = {} if self.scale == 1.0 else {"PPSMOKE_LAB_CLOCK": f"{self.scale}@{self.epoch}"}
+        return inherited | own_command()[1] | ours | clock | self.environment | more
+
+    def start(
+        self, *arguments: str, patch: Mapping[str, Any] | None = None, key: str | None = KEY, **popen: Any
+    ) -> subprocess.Popen[str]:
+        """A run, or another command of ours, begun; its key comes in VAST_API_KEY."""
+        code = [self.python, "-c", _MAIN, json.dumps(patch or {})]
+        env = self.env(**({} if key is None else {"VAST_API_KEY": key}))
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(
+            [*code, *arguments], env=env, text=True, cwd=self.home, start_new_session=True, **(streams | popen)
+        )
+
+    def run(
+        self, *arguments: str, patch: Mapping[str, Any] | None = None, key: str | None = KEY, deeds: Sequence[Deed] = ()
+    ) -> Ended:
+        """A `--vastai --json` run, from start to end."""
+        began = time.monotonic()
+        process = self.start("--vastai", "--json", "--model", self.model, *arguments, patch=patch, key=key)
+        return self.end_of(process, began, deeds)
+
+    def end_of(self, process: subprocess.Popen[str], began: float, deeds: Sequence[Deed] = ()) -> Ended:
+        """Read it to its end, doing each deed at the first line of its stderr that holds the deed's words."""
+        said: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        left = list(deeds)
+
+        def read(name: str) -> None:
+            for line in getattr(process, name):
+                said[name].append(line)
+                for deed in [one for one in left if name == "stderr" and one.at in line]:
+                    left.remove(deed)
+                    deed.do(self, process)
+
+        readers = [threading.Thread(target=read, args=(name,), daemon=True) for name in said]
+        for reader in readers:
+            reader.start()
+        try:
+            process.wait(RUN_BUDGET_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for reader in readers:
+            reader.join(5)
+        stdout, stderr = ("".join(lines) for lines in said.values())
+        return Ended(process.returncode, time.monotonic() - began, stdout, stderr, self.fake.ledger())
+
+    def command(self, *arguments: str) -> Ended:
+        """`reap` or `ls`."""
+        began = time.monotonic()
+        return self.end_of(self.start(*arguments), began)
+
+    def settled(self, within_s: float = SETTLED_WITHIN_S) -> float | None:
+        """Seconds until nothing of ours is live, None if that does not come."""
+        began = time.monotonic()
+        while self.fake.ledger()["live"]:
+            if time.monotonic() - began > within_s:
+                return None
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+
+@contextmanager
+def rented(
+    home: Path,
+    *,
+    boots: bool,
+    scale: float | None = None,
+    worker: Mapping[str, str] | None = None,
+    model: str = "",
+    inside: Mapping[str, Any] | None = None,
+    **fake: Any,
+) -> Iterator[Lab]:
+    """boots: containers really run; worker: the still worker's settings; model: compute this one instead."""
+    scale = scale or (WITH_BOOT if boots else FAST)
+    containers = None
+    if boots:
+        still = {} if model else {"PPSMOKE_NODE_WORKER": still_worker.TARGET, "PYTHONPATH": str(ROOT)}
+        containers = Inside(**{"env": {**still, **(worker or {})}, **(inside or {})})
+    epoch = time.time()
+    options = {"key": KEY, "start": epoch, "enforce_limits": True, **fake}
+    with FakeVast(scale=scale, inside=containers, folder=home / "containers", **options) as service:
+        lab = Lab(service, scale, home, epoch, model=model or "smollm2:135m")
+        try:
+            yield lab
+        finally:
+            for process in marked(str(home / "tmp")):  # a reaper that still tries to reach this fake
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+
+def pids_of(lab: Lab, instance_id: int, words: Sequence[str]) -> list[int]:
+    """The container's processes whose command line holds one of the words."""
+    found = []
+    for pid in lab.fake.pids(instance_id):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if any(word in command for word in words):
+            found.append(pid)
+    return found
