@@ -17,7 +17,6 @@ from ppsmoke.cluster.identity import ALPN, PeerIdentity
 from ppsmoke.errors import FrameError, LinkError
 
 WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the kernel's part is TCP_NOTSENT_LOWAT
-CLOCK_LAG_S = 1.0  # our own timer this late: we were frozen, not the peer
 HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
 
 
@@ -327,9 +326,8 @@ class Link(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         now = self._now()
-        lag = now - self._timer_due
-        if lag > CLOCK_LAG_S:
-            self.last_heard += lag  # what the peer said meanwhile lies in the kernel still
+        # As late as our own timer is, so long were we frozen, not the peer: that is no silence of its.
+        self.last_heard += max(0.0, now - self._timer_due)
         silence = now - self.last_heard
         if silence >= self._timing.down_after_s:
             self.state = "closing"

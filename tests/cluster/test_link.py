@@ -306,10 +306,10 @@ def test_a_silent_peer_is_pinged_and_then_given_up_with_a_reason():
 
 def test_a_peer_that_answers_pings_keeps_its_link_and_the_round_trip_is_known():
     async def scenario():
-        async with lab(timing=IMPATIENT) as cluster:
+        async with lab(timing=replace(IMPATIENT, down_after_s=0.5)) as cluster:
             node = await cluster.node("orchestrator")
             peer = await within(RawPeer.linked(node, AUTHORITY.mint("stage-0-of-2"), CLUSTER_KEY))
-            for _ in range(6):  # longer than the silence that would end it
+            for _ in range(8):  # longer than the silence that would end it
                 ping = await within(peer.expect(FrameType.PING))
                 peer.write(encode_frame(FrameType.PONG, sequence=ping.sequence))
             (link,) = node.links()
