@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -18,7 +17,6 @@ from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
 from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.cluster.dialling import Dialler
 from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged
 from ppsmoke.cluster.gathering import Gathering
 from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
@@ -27,6 +25,7 @@ from ppsmoke.cluster.link import LinkTiming
 from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
+from ppsmoke.cluster.reach import Reach
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
@@ -69,7 +68,7 @@ class Node:
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
         node._maker = maker
         node._listener = Listener(*tcp, maker)
-        node._dialler = Dialler(maker, node._changed, random.Random())
+        node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0])
         node._membership = Membership(
             node_id=node.node_id,
             cluster_key=cluster_key,
@@ -116,7 +115,7 @@ class Node:
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
         self._maker: LinkMaker
         self._listener: Listener
-        self._dialler: Dialler
+        self._reaching: Reach
         self._membership: Membership
 
     def __repr__(self) -> str:
@@ -164,8 +163,18 @@ class Node:
         for peer in sorted(self._roster.peers.values(), key=lambda peer: peer.name):
             if (link := peer.link) is not None:
                 rtt_ms = None if link.rtt_s is None else link.rtt_s * 1000
-                path = link.kind.name.lower()
-                found.append(LinkInfo(peer.node_id, peer.role, path, rtt_ms, link.bytes_in, link.bytes_out))
+                found.append(
+                    LinkInfo(
+                        peer.node_id,
+                        peer.role,
+                        link.kind.name.lower(),
+                        rtt_ms,
+                        link.bytes_in,
+                        link.bytes_out,
+                        via=self._roster.peer(link.via).name if link.via else "",
+                        reason="; ".join(filter(None, (peer.path_reason, peer.upgrades.note))),
+                    )
+                )
         return found
 
     def subscribe(self) -> asyncio.Queue[Event]:
@@ -246,7 +255,7 @@ class Node:
         peer = self._roster.peer(endpoint.node_id)
         peer.endpoint, peer.left, peer.refusal = endpoint, None, None
         self._roster.supersede(endpoint.role, endpoint.generation)
-        self._dialler.keep(peer)
+        self._reaching.dialler.keep(peer)
         while peer.link is None:
             if peer.refusal is not None:
                 raise peer.refusal
@@ -297,7 +306,7 @@ class Node:
 
     async def _close(self) -> None:
         await self._listener.close()
-        await self._dialler.close()
+        await self._reaching.close()
         await self._membership.leave(linger_s=0.0)
         await self._flush()
         await self._membership.close()
@@ -323,7 +332,7 @@ class Node:
     def _reach(self, peer: Peer) -> None:
         """Have a link to it if it can be had."""
         self._learn_candidates(peer)
-        self._dialler.keep(peer)
+        self._reaching.dialler.keep(peer)
 
     def _learn_candidates(self, peer: Peer) -> None:
         meta = self._membership.meta_of(peer.node_id)
@@ -343,6 +352,7 @@ class Node:
             for peer in self._roster.peers.values():
                 if peer.link is None:
                     self._learn_candidates(peer)
+            self._reaching.news_of(event.node_id)
             role = self._roster.peers[event.node_id].role if event.node_id in self._roster.peers else ""
             self._emit(MemberChanged(event.node_id, role, event.new.name.lower()))
         elif isinstance(event, swim_state.UdpBlocked):
@@ -350,7 +360,7 @@ class Node:
         self._changed.notify()
 
     def _on_linked(self, peer: Peer) -> None:
-        self._dialler.keep(peer)
+        self._reaching.dialler.keep(peer)
         meta = meta_of(peer.candidates)
         self._membership.link_up(peer.node_id, epoch=peer.epoch, udp=peer.udp_address(), meta=meta)
 
