@@ -1,4 +1,4 @@
-"""Keeping links: race the ways to a peer, again after a pause with jitter, and look for a better path than the present."""
+"""Keeping links: race the ways to a peer, again after a pause with jitter, and look for a better path than it has."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ppsmoke.errors import LinkError
 from ppsmoke.waiting import cancel_and_reap
 
 ACCEPTOR_PAUSE_S = 1.0  # whoever dialled the lost link is first to dial it again
+YOUNG_S = 2.0  # a link that ended before is no reason to dial again at once
 KEY_REFUSALS = 3  # a hang-up may be chance once or twice
 
 
@@ -56,9 +57,12 @@ class Dialler:
         failures = key_refusals = 0
         pause_s = 0.0
         while not peer.superseded and peer.refusal is None:
-            if (linked := peer.link) is not None:
-                await self._while_linked(peer)
-                failures, pause_s = 0, 0.0 if linked.dialled else ACCEPTOR_PAUSE_S
+            if peer.link is not None:
+                last = await self._while_linked(peer)
+                if self._now() - last.up_at < YOUNG_S:  # the peer may have hung up on purpose
+                    failures, pause_s = failures + 1, self._pause_s(failures)
+                else:
+                    failures, pause_s = 0, 0.0 if last.dialled else ACCEPTOR_PAUSE_S
                 continue
             if peer.left is not None or not self._ways(peer):
                 await self._changed.wait()
@@ -76,8 +80,11 @@ class Dialler:
                     peer.refusal = error
                 self._changed.notify()
             failures += 1
-            timing = self._timing
-            pause_s = self._rng.uniform(0, min(timing.redial_most_s, timing.redial_s * 2 ** min(failures, 10)))
+            pause_s = self._pause_s(failures)
+
+    def _pause_s(self, failures: int) -> float:
+        most_s = min(self._timing.redial_most_s, self._timing.redial_s * 2 ** min(failures, 10))
+        return self._rng.uniform(0, most_s)
 
     def _ways(self, peer: Peer) -> tuple[object, ...]:
         """What could be tried; when it changes, there is no reason to wait any longer."""
@@ -92,9 +99,12 @@ class Dialler:
                 return True
         return False
 
-    async def _while_linked(self, peer: Peer) -> None:
-        """Until the peer has no link: try for a better one than it has, in rounds that nothing needs to wait for."""
+    async def _while_linked(self, peer: Peer) -> Link:
+        """Until the peer has no link: try for a better one than it has, in rounds that nothing needs to wait for. The
+        last link that it had."""
+        last = peer.link
         while (link := peer.link) is not None and not peer.superseded:
+            last = link
             due_in_s = peer.upgrades.due_in_s(self._now())
             if due_in_s is None or due_in_s > 0:
                 await self._changed.wait(due_in_s)
@@ -103,6 +113,7 @@ class Dialler:
             attempts = better_link(peer.candidates_in_order(), relay=link.via if punches and link.serves else None)
             if attempts:
                 await self._improve(peer, link, attempts)
+        return last
 
     async def _improve(self, peer: Peer, link: Link, attempts: Sequence[Attempt]) -> None:
         """One round. It ends early when the link that it would replace is gone: then any path is better than none."""

@@ -26,6 +26,7 @@ from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
 from ppsmoke.cluster.reach import Reach
+from ppsmoke.cluster.relay import RelayInfo
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
@@ -176,6 +177,10 @@ class Node:
                     )
                 )
         return found
+
+    def relayed(self) -> list[RelayInfo]:
+        """The pairs of other nodes whose bytes this one passes on."""
+        return self._reaching.relay.pairs()
 
     def subscribe(self) -> asyncio.Queue[Event]:
         """Events from now on; the oldest are dropped beyond MAX_EVENTS."""
