@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from ppsmoke.cluster.addresses import is_node_id
+from ppsmoke.cluster.addresses import Candidate, is_node_id
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.errors import InputError, LinkError
 from ppsmoke.keys import KEY_BYTES
@@ -54,6 +54,7 @@ class NodeSettings:
     lifetime_s: float
     tcp: tuple[str, int]
     udp: tuple[str, int] | None
+    advertise: tuple[Candidate, ...]
     lifeline: bool
     worker: str
     worker_environment: Mapping[str, str] = field(repr=False)
@@ -80,6 +81,7 @@ class NodeSettings:
             lifetime_s=_seconds(environment, f"{PREFIX}LIFETIME_S", DEFAULT_LIFETIME_S),
             tcp=tcp,
             udp=udp,
+            advertise=_mapped(environment, tcp, udp),
             lifeline=bool(lifeline),
             worker=environment.get(f"{PREFIX}WORKER") or DEFAULT_TARGET,
             worker_environment=_for_worker(environment),
@@ -156,6 +158,16 @@ def _listen(text: str) -> tuple[tuple[str, int], tuple[str, int] | None]:
         raise InputError(f"{PREFIX}LISTEN is {text[:80]!r}, not host:tcp,host:udp")
     sockets = [_host_port(f"{PREFIX}LISTEN", part) for part in parts]
     return sockets[0], sockets[1] if len(sockets) == 2 else None
+
+
+def _mapped(environment: Mapping[str, str], tcp: tuple[str, int], udp: tuple[str, int] | None) -> tuple[Candidate, ...]:
+    """What the provider has mapped to the ports that we listen on: vast.ai tells a container by these variables."""
+    host = environment.get("PUBLIC_IPADDR", "")
+    tcp_port = _integer(environment, f"VAST_TCP_PORT_{tcp[1]}", 0, low=0, high=65535)
+    udp_port = _integer(environment, f"VAST_UDP_PORT_{udp[1]}", 0, low=0, high=65535) if udp is not None else 0
+    if not host or not tcp_port:
+        return ()
+    return (Candidate("mapped", host, tcp_port, udp_port or None),)
 
 
 def _host_port(name: str, text: str) -> tuple[str, int]:

@@ -103,6 +103,7 @@ async def _joined(settings: NodeSettings) -> AsyncIterator[Node]:
         cluster_key=settings.cluster_key,
         tcp=settings.tcp,
         udp=settings.udp,
+        advertise=settings.advertise,
         code_hash=code_hash(),
         model=models.fingerprint(settings.model),
         may_own=lambda name, role: may_own(name, role, num_stages),

@@ -6,7 +6,7 @@ replaced, at moments that get rarer. facts/network.md, sections 4.1, 4.5 and 4.6
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppsmoke.cluster.addresses import Candidate
@@ -149,26 +149,28 @@ def start_delays_us(one_rtt_us: int, other_rtt_us: int) -> tuple[int, int]:
 
 
 def unreachable(
-    name: str, tried: Iterable[str], *, candidates: Sequence[Candidate], own: Sequence[Candidate]
+    name: str, last_error: str, *, candidates: Sequence[Candidate], own: Sequence[Candidate]
 ) -> tuple[str, str]:
-    """Cause and hint for a peer that no path leads to: which side must change what.
+    """Cause and hint for what no path leads to: which side must change what.
 
-    candidates: where the peer can be dialled, as far as known; own: mapped addresses of this side."""
-    failures = "; ".join(dict.fromkeys(text for text in tried if text))
+    candidates: where it can be dialled, as far as known; own: mapped addresses of this machine."""
     if candidates:
-        where = ", ".join(f"{one.host}:{one.tcp_port}" for one in candidates)
-        cause = f"{name} cannot be reached at {where}"
+        cause = f"{name} cannot be reached: nobody answers at {_listed(candidates)}"
     else:
-        cause = f"{name} has no port that can be dialled from outside"
+        cause = f"{name} cannot be reached: no port of theirs is known that could be dialled"
+    cause += (
+        f", nobody came to this machine at {_listed(own)}" if own else ", this machine has no forwarded port either"
+    )
+    cause += ", and no node that both can reach could relay"
+    if last_error and last_error != "no link yet":
+        cause += f" ({last_error})"
+    remedies = ["rent that stage with a direct (mapped) TCP port"]
     if own:
-        where = ", ".join(f"{one.host}:{one.tcp_port}" for one in own)
-        cause += f", it has not reached this side at {where}"
+        remedies.append("see why what is forwarded to this machine does not arrive")
     else:
-        cause += ", this side has no port that it could dial"
-    cause += ", and no node that both can reach could relay" + (f" ({failures})" if failures else "")
-    hint = f"give {name} a mapped TCP port that strangers can reach (rent an offer with direct ports)"
-    if own:
-        hint += ", or see why its firewall does not let it out to this side"
-    else:
-        hint += ", or forward a TCP port of this side's router to this machine"
-    return cause, hint
+        remedies.append("forward a TCP port of your router to this machine")
+    return cause, ", or ".join(remedies)
+
+
+def _listed(candidates: Sequence[Candidate]) -> str:
+    return ", ".join(f"{one.host}:{one.tcp_port}" for one in candidates)
