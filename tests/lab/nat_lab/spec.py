@@ -1,4 +1,4 @@
-"""What a lab consists of, and the addresses that follow from it: sites on the internet, each with hosts behind a router.
+"""What a lab consists of, and the addresses that follow from it: sites on the internet, hosts behind their routers.
 
 Every site has a router with a cable to the internet. Behind a translating router hosts have private addresses and share
 one public address; behind any other each has a public address of its own.
