@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.handshake import HelloRefused, KeyRefused
@@ -71,7 +72,7 @@ class Dialler:
                 pause_s = 0.0
                 continue
             try:
-                await self._race(peer, first_link(peer.candidates_in_order(), self._relays(peer)))
+                await self._connect(peer)
                 key_refusals = 0
             except LinkError as error:
                 peer.last_error = error
@@ -98,6 +99,40 @@ class Dialler:
             if peer.link is not None or peer.left is not None or peer.superseded or self._ways(peer) != ways:
                 return True
         return False
+
+    async def _connect(self, peer: Peer) -> None:
+        """Race all ways to it; what becomes known meanwhile joins the race. Raises LinkError when all have failed."""
+        began, tried, errors = self._now(), set(), []
+        races: set[asyncio.Future[None]] = set()
+        try:
+            while True:
+                fresh = []
+                for attempt in first_link(peer.candidates_in_order(), self._relays(peer)):
+                    key = (attempt.candidate, attempt.relay, peer.news if attempt.relay else 0)
+                    if key not in tried:
+                        tried.add(key)
+                        after_s = attempt.after_s - (self._now() - began)
+                        fresh.append(replace(attempt, after_s=max(0.0, after_s)))
+                if fresh:
+                    races.add(asyncio.ensure_future(self._race(peer, fresh)))
+                if not races:
+                    raise most_telling(errors)
+                looking = asyncio.ensure_future(self._changed.wait())
+                try:
+                    done, _ = await asyncio.wait({*races, looking}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await cancel_and_reap(looking)
+                for race in done & races:
+                    races.discard(race)
+                    if (error := race.exception()) is None:
+                        return
+                    if not isinstance(error, LinkError):
+                        raise error
+                    errors.append(error)
+                if peer.link is not None or peer.superseded:
+                    return  # it has dialled us
+        finally:
+            await cancel_and_reap(*races)
 
     async def _while_linked(self, peer: Peer) -> Link:
         """Until the peer has no link: try for a better one than it has, in rounds that nothing needs to wait for. The
@@ -157,12 +192,12 @@ async def first_of(attempts: Sequence[tuple[float, Callable[[], Awaitable[Link]]
                 if not isinstance(error, LinkError):
                     raise error
                 errors.append(error)
-        raise _most_telling(errors)
+        raise most_telling(errors)
     finally:
         await cancel_and_reap(*running)
 
 
-def _most_telling(errors: Sequence[LinkError]) -> LinkError:
+def most_telling(errors: Sequence[LinkError]) -> LinkError:
     for kind in (HelloRefused, KeyRefused, DuplicateLink):
         for error in errors:
             if isinstance(error, kind):

@@ -7,7 +7,6 @@ import random
 import socket
 from dataclasses import dataclass
 
-from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.peer import Peer
@@ -21,7 +20,7 @@ from ppsmoke.cluster.sockets import LinkMaker
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
-SECOND_PROBE_S = 2.0  # the second port may lie behind the relay's firewall
+SECOND_PROBE_S = 0.25  # beyond a round trip after the first
 MAX_ATTEMPTS = 16
 
 
@@ -112,34 +111,39 @@ class Puncher:
         where = relay.link.where if relay.link is not None else None
         if where is None:
             return Mapped(signal.attempt, 0, 0, (), "it does not dial the relay")
+        loop = asyncio.get_running_loop()
+        began, seconds = loop.time(), self._maker.timing.connect_s
         try:
-            began = asyncio.get_running_loop().time()
-            seconds = self._maker.timing.connect_s
-            first = await within(seconds, self._probe_one(relay, signal, where, 0, probes), name="", doing="probe")
-            rtt_s = (asyncio.get_running_loop().time() - began) / 2  # a connection and an answer
-        except (LinkError, FrameError) as error:
-            return Mapped(signal.attempt, 0, 0, (), f"its probe failed ({error.cause})")
-        host, port = first.getsockname()[:2]
-        if signal.second_port:
-            second = Candidate(where.kind, where.host, signal.second_port)
+            found = await within(
+                seconds,
+                loop.getaddrinfo(where.host, where.tcp_port, type=socket.SOCK_STREAM),
+                name=where.host,
+                doing="no address",
+            )
+            family, address = found[0][0], found[0][4]
+            first = _probe_socket(family, 0, probes)
+            port = first.getsockname()[1]
+            second = _probe_socket(family, port, probes)
+            at_second = asyncio.ensure_future(
+                self._probe_one(second, (address[0], signal.second_port), relay, signal.attempt)
+            )
             try:
-                probing = self._probe_one(relay, signal, second, port, probes)
-                await within(SECOND_PROBE_S, probing, name="", doing="second probe")
-            except (LinkError, FrameError):
-                pass  # then the relay judges by one port alone
+                probing = self._probe_one(first, address, relay, signal.attempt)
+                await within(seconds, probing, name=where.host, doing="no answer to a probe")
+                rtt_s = (loop.time() - began) / 2  # a connection and an answer
+                # Without the second, which may lie behind the relay's firewall, it judges by one port alone.
+                await asyncio.wait({at_second}, timeout=SECOND_PROBE_S + rtt_s)
+            finally:
+                await cancel_and_reap(at_second)
+        except (LinkError, FrameError, OSError) as error:
+            return Mapped(signal.attempt, 0, 0, (), f"its probe failed ({error})")
+        host = first.getsockname()[0]
         return Mapped(signal.attempt, port, int(rtt_s * 1e6), ((host, port),), "")
 
-    async def _probe_one(
-        self, relay: Peer, signal: RendezvousAt, where: Candidate, port: int, probes: list[socket.socket]
-    ) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(where.host, where.tcp_port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        sock = reusing_socket(family, port)
-        probes.append(sock)
-        await loop.sock_connect(sock, address)
-        await self._maker.probe(sock, peer_id=relay.node_id, nonce=signal.attempt)
-        return sock
+    async def _probe_one(self, sock: socket.socket, address: tuple[str, int], relay: Peer, nonce: bytes) -> None:
+        if address[1]:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            await self._maker.probe(sock, peer_id=relay.node_id, nonce=nonce)
 
     async def _punch(self, peer: Peer, port: int, start: PunchAt) -> Link:
         own_id = self._maker.node_id
@@ -164,3 +168,9 @@ class Puncher:
             waiting.exception()  # whoever asked may have given up
         else:
             waiting.set_result(outcome)
+
+
+def _probe_socket(family: int, port: int, probes: list[socket.socket]) -> socket.socket:
+    sock = reusing_socket(family, port)
+    probes.append(sock)
+    return sock
