@@ -24,19 +24,22 @@ KEY_REFUSALS = 3  # a hang-up may be chance once or twice
 class Dialler:
     """One task per peer that is to be kept; all of them end with close().
 
-    open(peer, attempt): the link that this attempt gives, or LinkError. relays(peer): who could relay, the best first.
+    open_link(peer, attempt): the link that this attempt gives, or LinkError. relays(peer): who could relay, the best
+    first. learn(peer): bring what is known of its candidates up to date.
     """
 
     def __init__(
         self,
         open_link: Callable[[Peer, Attempt], Awaitable[Link]],
         relays: Callable[[Peer], list[str]],
+        learn: Callable[[Peer], None],
         changed: Signal,
         timing: LinkTiming,
         rng: random.Random,
     ) -> None:
         self._open = open_link
         self._relays = relays
+        self._learn = learn
         self._changed = changed
         self._timing = timing
         self._rng = rng
@@ -106,6 +109,7 @@ class Dialler:
         races: set[asyncio.Future[None]] = set()
         try:
             while True:
+                self._learn(peer)
                 fresh = []
                 for attempt in first_link(peer.candidates_in_order(), self._relays(peer)):
                     key = (attempt.candidate, attempt.relay, peer.news if attempt.relay else 0)
@@ -144,6 +148,7 @@ class Dialler:
             if due_in_s is None or due_in_s > 0:
                 await self._changed.wait(due_in_s)
                 continue
+            self._learn(peer)
             punches = peer.upgrades.begin(self._now())
             attempts = better_link(peer.candidates_in_order(), relay=link.via if punches and link.serves else None)
             if attempts:

@@ -69,7 +69,7 @@ class Node:
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
         node._maker = maker
         node._listener = Listener(*tcp, maker)
-        node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0])
+        node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0], learn=node._learn_candidates)
         node._membership = Membership(
             node_id=node.node_id,
             cluster_key=cluster_key,
@@ -323,7 +323,6 @@ class Node:
 
     def _reach(self, peer: Peer) -> None:
         """Have a link to it if it can be had."""
-        self._learn_candidates(peer)
         self._reaching.dialler.keep(peer)
 
     def _learn_candidates(self, peer: Peer) -> None:

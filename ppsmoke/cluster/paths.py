@@ -39,8 +39,10 @@ def candidates_in_order(
     found = [told] if told is not None else []
     for kind in ("host", "mapped"):
         found += [candidate for candidate in (*said, *gossiped) if candidate.kind == kind]
-    unique = {(candidate.host, candidate.tcp_port): candidate for candidate in reversed(found)}
-    return list(reversed(unique.values()))
+    unique: dict[tuple[str, int], Candidate] = {}
+    for candidate in found:
+        unique.setdefault((candidate.host, candidate.tcp_port), candidate)
+    return list(unique.values())
 
 
 def first_link(candidates: Sequence[Candidate], relays: Sequence[str]) -> list[Attempt]:

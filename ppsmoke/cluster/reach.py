@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from ppsmoke.cluster.changes import Signal as Changed
 from ppsmoke.cluster.dialling import Dialler
-from ppsmoke.cluster.handshake import LinkKind
+from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.legs import Legs
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.paths import Attempt
 from ppsmoke.cluster.peer import Peer
 from ppsmoke.cluster.port_checks import PortChecks
 from ppsmoke.cluster.punching import Puncher
+from ppsmoke.cluster.raw_sockets import RawSocket
 from ppsmoke.cluster.relay import Relay
 from ppsmoke.cluster.rendezvous import Rendezvous
 from ppsmoke.cluster.roster import Roster
@@ -35,22 +37,24 @@ from ppsmoke.cluster.sockets import LinkMaker
 
 
 class Reach:
-    def __init__(self, roster: Roster, maker: LinkMaker, changed: Changed, *, host: str) -> None:
-        """host: where this node listens, and would listen for a second port as a rendezvous."""
+    def __init__(
+        self, roster: Roster, maker: LinkMaker, changed: Changed, *, host: str, learn: Callable[[Peer], None]
+    ) -> None:
+        """host: where this node listens, and would listen for a second port as a rendezvous. learn: see Dialler."""
         self._roster = roster
         self._maker = maker
-        self._changed = changed
         self.relay = Relay(roster, maker)
         self.rendezvous = Rendezvous(roster, maker, host=host)
         self.port_checks = PortChecks(roster, maker)
         self._legs = Legs(roster, maker)
         self._puncher = Puncher(roster, maker, random.Random())
-        self.dialler = Dialler(self._open, self._relays_to, changed, maker.timing, random.Random())
+        self.dialler = Dialler(self._open, self._relays_to, learn, changed, maker.timing, random.Random())
         maker.doors[LinkKind.RELAYED] = self._on_leg
         maker.doors[LinkKind.PROBE] = self.rendezvous.on_probe
         roster.on_signal = self._on_signal
 
     async def close(self) -> None:
+        self._roster.on_signal = lambda peer, signal: None  # nothing new is begun
         await asyncio.gather(*(part.close() for part in (self.dialler, self._legs, self._puncher, self.port_checks)))
         await asyncio.gather(self.relay.close(), self.rendezvous.close())
 
@@ -78,7 +82,7 @@ class Reach:
         found.sort(key=lambda other: (other.link.rtt_s is None, other.link.rtt_s, other.node_id))
         return [other.node_id for other in found]
 
-    async def _on_leg(self, raw, preamble) -> Link | None:
+    async def _on_leg(self, raw: RawSocket, preamble: Preamble) -> Link | None:
         """A relay leg was dialled here: to us as the relay, if the token is ours, else by the relay of one of ours."""
         if self.relay.knows(preamble.nonce):
             return await self.relay.on_leg(raw, preamble)

@@ -166,6 +166,8 @@ class Roster:
     def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
         peer = self.peers[link.peer_id]
         self._let_go_of_old(link)
+        if link.via and bye is None:
+            cause = f"over the relay {self.peer(link.via).name}: {cause}"
         if peer.detach(link, cause, bye):
             _log.info("link to %s is down: %s", peer.name, cause)
             self._emit(LinkDown(peer.node_id, peer.role, cause))

@@ -164,6 +164,8 @@ class Listener:
         self._accepting.set_name("accept")
 
     async def close(self) -> None:
+        # Cancelling alone leaves asyncio's callback for a connection that has just come, which then finds no taker.
+        asyncio.get_running_loop().remove_reader(self._socket)
         tasks = [task for task in (self._accepting, *self._strangers, *self._known) if task is not None]
         await cancel_and_reap(*tasks)
         self._socket.close()

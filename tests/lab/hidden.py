@@ -37,6 +37,16 @@ async def hidden_stages(cluster: Lab, **options) -> tuple[Node, Node, Node]:
     return orchestrator, stages[0], stages[1]
 
 
+async def dialled_stages(cluster: Lab, **options) -> tuple[Node, Node, Node]:
+    """An orchestrator that nobody can dial, and has dialled two stages that cannot dial each other."""
+    orchestrator = await cluster.node("orchestrator", **options)
+    stages = [await hidden(cluster, f"stage-{index}-of-2", **options) for index in (0, 1)]
+    advertise(orchestrator)
+    for stage in stages:
+        await within(orchestrator.dial(endpoint_of(stage)), "the orchestrator's dial")
+    return orchestrator, stages[0], stages[1]
+
+
 def info(one: Node, other: Node) -> LinkInfo | None:
     """The link from one to the other, as the first sees it."""
     return next((link for link in one.links() if link.peer == other.node_id), None)
