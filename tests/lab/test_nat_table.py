@@ -1,4 +1,4 @@
-"""The twelve named cells of the reachability table, with real nodes and a real request; and the table's own judgement."""
+"""The twelve named cells of the reachability table, with real nodes and a real request; and how they are judged."""
 
 import sys
 
