@@ -12,7 +12,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import IO
 
 from tests.lab.nat_lab.expected import IN_CI, NAMED, PAIRS, Cell, expected, whole_table
@@ -84,9 +86,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab.nat_table", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cells", default="named", type=chosen, help="named, ci, all (150), or names with commas")
+    parser.add_argument("--cells", default="named", type=_cells, help="named, ci, all (150), or names with commas")
     parser.add_argument("--expected", action="store_true", help="print what is expected, and measure nothing")
     parser.add_argument("--run", action="store_true", help="with a real request to real stages in every cell")
+    parser.add_argument("--jobs", type=int, default=1, help="so many cells at once; their times are worth less then")
     parser.add_argument("--json", metavar="FILE", help="a line per cell")
     parser.add_argument("--seed", type=int, default=0, help="of every drawn port")
     options = parser.parse_args()
@@ -98,34 +101,47 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 1
     with open(options.json, "a") if options.json else nullcontext() as file:
-        return _measure(options.cells, options.run, options.seed, file)
+        return _measure(options, file)
 
 
-def _measure(cells: list[tuple[str, Cell]], with_run: bool, seed: int, file: IO[str] | None) -> int:
+def _cells(text: str) -> list[tuple[str, Cell]]:
+    try:
+        return chosen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _measure(options: argparse.Namespace, file: IO[str] | None) -> int:
+    def measure(cell: Cell) -> tuple[Outcome, RunResult | None]:
+        outcome = run_cell(cell, seed=options.seed)
+        return outcome, infer_in_cell(cell, seed=options.seed) if options.run else None
+
     began, bad = time.monotonic(), []
-    for name, cell in cells:
-        print(name, flush=True)
-        outcome = run_cell(cell, seed=seed)
-        result = infer_in_cell(cell, seed=seed) if with_run else None
-        complaints = outcome.complaints() + (run_complaints(cell, result) if result else [])
-        for row in rows(outcome, result):
-            print(f"  {row}")
-        for complaint in complaints:
-            print(f"  ! {complaint}")
-        for agent, lines in outcome.stderr.items():
-            for line in lines[-5:] if complaints else []:
-                print(f"    {agent} | {line}")
-        sys.stdout.flush()
-        if complaints:
-            bad.append(name)
-        if file is not None:
-            run = {"verdict": result.verdict, "detail": result.detail, "seconds": result.seconds} if result else None
-            file.write(json.dumps({"name": name, **outcome_json(outcome), "run": run}) + "\n")
-            file.flush()
+    cells = options.cells
+    with ThreadPoolExecutor(options.jobs) as pool:
+        measured = pool.map(measure, [cell for _, cell in cells])
+        for (name, cell), (outcome, result) in zip(cells, measured, strict=True):
+            complaints = outcome.complaints() + (run_complaints(cell, result) if result else [])
+            print("\n".join(_told(name, outcome, result, complaints)), flush=True)
+            if complaints:
+                bad.append(name)
+            if file is not None:
+                run = None if result is None else asdict(result)
+                file.write(json.dumps({"name": name, **outcome_json(outcome), "run": run}) + "\n")
+                file.flush()
     print(f"{len(cells) - len(bad)} of {len(cells)} cells as expected, in {time.monotonic() - began:.0f} s")
     for name in bad:
         print(f"  not as expected: {name}")
     return 1 if bad else 0
+
+
+def _told(name: str, outcome: Outcome, result: RunResult | None, complaints: list[str]) -> Iterator[str]:
+    yield name
+    yield from (f"  {row}" for row in rows(outcome, result))
+    yield from (f"  ! {complaint}" for complaint in complaints)
+    if complaints:
+        for agent, lines in outcome.stderr.items():
+            yield from (f"    {agent} | {line}" for line in lines[-5:])
 
 
 if __name__ == "__main__":

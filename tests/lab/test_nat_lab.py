@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.lab.nat_lab import lab as lab_module
-from tests.lab.nat_lab import selftest
+from tests.lab.nat_lab import punching, selftest
 from tests.lab.nat_lab.expected import NAMED
 from tests.lab.nat_lab.hand import Hand
 from tests.lab.nat_lab.kernel import NETNS, LabError
@@ -33,6 +33,14 @@ def measured():
 @pytest.mark.parametrize("nat", NAT_TYPES)
 def test_a_router_behaves_as_its_type_says(measured, nat):
     assert measured[nat] == selftest.intended(nat)
+
+
+@needs_lab
+@pytest.mark.slow
+def test_a_simultaneous_open_gets_through_exactly_where_the_expected_table_says_so():
+    found = punching.punch()
+    assert found == {pair: punching.punchable(*pair) for pair in found}
+    assert any(found.values()) and not all(found.values())
 
 
 @contextmanager
@@ -71,11 +79,11 @@ def test_a_cut_cable_passes_nothing_until_it_is_healed():
         lab.cut("a")
         send(lab, a, b, "lost")
         send(lab, b, a, "lost")
+        until(lambda: {way["lost"] for way in lab.edge("a").counts().values()} == {1}, within_s=ARRIVAL_S)
         lab.heal("a")
         send(lab, a, b, "after")
         assert b.receive("s", ARRIVAL_S)[0] == "after"
         assert a.receive("s", 0.0) is None
-        assert lab.edge("a").counts()["up"]["lost"] == 1
 
 
 @pytest.mark.slow
@@ -344,3 +352,9 @@ def test_where_the_lab_cannot_run_it_says_why(monkeypatch, lacking, reason):
     for name, value in lacking.items():
         monkeypatch.setattr(places[name], name, value)
     assert reason in why_not.__wrapped__()
+
+
+@needs_lab
+def test_where_namespaces_are_forbidden_it_says_what_the_machine_answered(monkeypatch):
+    monkeypatch.setattr(lab_module, "PRIVATE", ("sh", "-c", "echo unshare: Operation not permitted >&2; exit 1"))
+    assert "unshare: Operation not permitted" in why_not.__wrapped__()

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.lab.nat_lab import selftest
+from tests.lab.nat_lab import punching, selftest
 from tests.lab.nat_lab.lab import why_not
 from tests.lab.nat_lab.nat_types import NAT_TYPES
 
@@ -25,11 +25,11 @@ def main() -> int:
         return 1
     began = time.monotonic()
     table, agrees = selftest.report(selftest.measure(NAT_TYPES))
-    print(table)
-    print(
-        f"{len(NAT_TYPES)} types in {time.monotonic() - began:.1f} s: {'as intended' if agrees else 'NOT as intended'}"
-    )
-    return 0 if agrees else 1
+    matrix, punches = punching.report(punching.punch())
+    verdict = "as intended" if agrees and punches else "NOT as intended"
+    print(f"{table}\n\nTCP simultaneous open, bare sockets, one try:\n{matrix}\n")
+    print(f"{len(NAT_TYPES)} types in {time.monotonic() - began:.1f} s: {verdict}")
+    return 0 if agrees and punches else 1
 
 
 if __name__ == "__main__":
