@@ -121,6 +121,11 @@ def _environment(lab: NatLab, name: str, run_key: bytes, folder: Path) -> dict[s
         environment[f"VAST_TCP_PORT_{TCP_PORT}"] = str(host.mapped_tcp)
         environment[f"VAST_UDP_PORT_{UDP_PORT}"] = str(host.mapped_udp)
         environment["PUBLIC_IPADDR"] = host.public
+    # Whom nobody can dial has to know somebody who can be: where the others are, if they are anywhere.
+    others = {other: public_place(lab.host(other)) for other in STAGES if other != name}
+    peers = [
+        f"{authority.mint(ROLES[other]).node_id}@{where[0]}:{where[1]}" for other, where in others.items() if where
+    ]
     kept = ("HOME", "XDG_CACHE_HOME", "TMPDIR", "LANG", "VIRTUAL_ENV", "CACHEDB", "CC")
     return {
         **{variable: os.environ[variable] for variable in kept if variable in os.environ},
@@ -128,6 +133,7 @@ def _environment(lab: NatLab, name: str, run_key: bytes, folder: Path) -> dict[s
         "MODEL": str(TINY_F32),
         "SEED_ADDR": f"{seed}@{home[0]}:{home[1]}" if home else seed,
         "PPSMOKE_NODE_CLUSTER_KEY": derive(run_key, "cluster").hex(),
+        "PPSMOKE_NODE_PEERS": " ".join(peers),
         "PPSMOKE_NODE_LISTEN": LISTEN,
         "PPSMOKE_NODE_LIFETIME_S": str(int(START_BUDGET_S + READY_BUDGET_S + ASK_BUDGET_S)),
         "PPSMOKE_NODE_WIRE_DTYPE": "float32",
