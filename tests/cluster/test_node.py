@@ -132,9 +132,11 @@ def test_a_replacement_supersedes_the_node_it_replaces():
             assert down.peer == old.node_id and "stage-0-of-2 is generation 1 now" in down.reason
             new.register("pp-entry", "stage", generation=1)
             assert (await within(orchestrator.resolve("pp-entry"))).node_id == new.node_id
-            with pytest.raises((LinkError, DeadlineExceeded)):  # nor does the old one get in by dialling
-                await Deadline.after(0.3).wait(old.dial(endpoint_of(orchestrator)), doing="an outdated dial")
-                await until(lambda: link_between(orchestrator, old))
+            dialling = asyncio.ensure_future(old.dial(endpoint_of(orchestrator)))
+            with pytest.raises(DeadlineExceeded):  # nor does the old one get in by dialling
+                await Deadline.after(0.3).wait(until(lambda: link_between(orchestrator, old)), doing="an outdated dial")
+            dialling.cancel()
+            await asyncio.wait({dialling})
             with pytest.raises(LinkError, match="has been replaced"):
                 await within(orchestrator.dial(endpoint_of(old)))
 
