@@ -1,8 +1,20 @@
-"""`python -m ppsmoke`."""
+"""`python -m ppsmoke`, and where the console scripts and the zipapp begin. Any Python 3 can read this file."""
 
 import sys
 
-from ppsmoke.cli import main
+
+def main() -> int:
+    """Run the command line, or say why it cannot run here; the exit status."""
+    if sys.platform == "win32":
+        print("ppsmoke: Windows is not supported\n  hint: use WSL", file=sys.stderr)
+        return 1
+    if sys.version_info < (3, 10):  # noqa: UP036 - said here, before newer syntax is read
+        print("ppsmoke: Python 3.10 or newer is needed, this is " + sys.version.split()[0], file=sys.stderr)
+        return 1
+    from ppsmoke.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,6 +27,7 @@ from ppsmoke.settings import LOOPBACK_MODEL, RENTED_MODEL, WIRE_DTYPES, RentSett
 from ppsmoke.worker import cache  # files only: loads neither numpy nor tinygrad
 
 MAX_PROMPT_BYTES = 16 << 20
+LAST_WORDS = 3  # lines of a failed child's stderr that are shown without -v
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXAMPLES = """\
@@ -301,12 +302,17 @@ def _print_error(error: SmokeError, *, verbose: bool, log_path: str | None = Non
         lines.append(f"  hint: {error.hint}")
     if log_path and not isinstance(error, (UsageError, InputError, Interrupted)):
         lines.append(f"  log: {log_path}")
-    if verbose and error.detail:
-        lines.append(error.detail)
+    lines += error.detail.splitlines() if verbose else [f"  | {line}" for line in _last_words(error.detail)]
     try:
         print("\n".join(lines), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
+
+
+def _last_words(detail: str) -> list[str]:
+    """The last lines of what a child printed, without the frames of a traceback, which only -v shows."""
+    said = [line for line in detail.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
+    return [line[:300] for line in said[-LAST_WORDS:]]
 
 
 def _keep_standard_streams_open() -> None:

@@ -31,23 +31,26 @@ class Seed:
     addresses: tuple[tuple[str, int], ...]
 
     @classmethod
-    def parse(cls, text: str) -> Seed:
+    def parse(cls, text: str, *, variable: str = "SEED_ADDR") -> Seed:
         """Raises InputError for anything but `<node id>[@host:port[,host:port...]]`."""
         node_id, _, where = text.partition("@")
         if not is_node_id(node_id):
-            raise InputError(f"SEED_ADDR is {text[:80]!r}, not <node id>[@host:port,...]")
-        return cls(node_id, tuple(_host_port("SEED_ADDR", part) for part in where.split(",") if part))
+            raise InputError(f"{variable} is {text[:80]!r}, not <node id>[@host:port,...]")
+        return cls(node_id, tuple(_host_port(variable, part) for part in where.split(",") if part))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """A stage node's task. lifetime_s counts from the start; lifeline: end when stdin does; worker: what it serves.
-    advertise: where it can be reached from outside; heartbeat: a file to touch while it hears its run, or ""."""
+    advertise: where it can be reached from outside; heartbeat: a file to touch while it hears its run, or "".
+    peers: nodes to dial besides the orchestrator: a stage that cannot be dialled must know one that can, if the
+    orchestrator cannot be dialled either."""
 
     stage: int
     num_stages: int
     model: str
     seed: Seed
+    peers: tuple[Seed, ...]
     run_id: str
     identity: Identity
     cluster_key: bytes = field(repr=False)
@@ -76,6 +79,7 @@ class NodeSettings:
             num_stages=num_stages,
             model=_text(environment, "MODEL"),
             seed=Seed.parse(_text(environment, "SEED_ADDR")),
+            peers=_peers(environment.get(f"{PREFIX}PEERS", "")),
             run_id=environment.get(f"{PREFIX}RUN_ID", ""),
             identity=_identity(environment, secrets[f"{PREFIX}LEAF_KEY"], role=stage_role(stage, num_stages)),
             cluster_key=_key(f"{PREFIX}CLUSTER_KEY", secrets[f"{PREFIX}CLUSTER_KEY"]),
@@ -175,6 +179,11 @@ def _listen(text: str) -> tuple[tuple[str, int], tuple[str, int] | None]:
         raise InputError(f"{PREFIX}LISTEN is {text[:80]!r}, not host:tcp,host:udp")
     sockets = [_host_port(f"{PREFIX}LISTEN", part) for part in parts]
     return sockets[0], sockets[1] if len(sockets) == 2 else None
+
+
+def _peers(text: str) -> tuple[Seed, ...]:
+    """ "<node id>@host:port[,host:port...]", several with spaces between."""
+    return tuple(Seed.parse(part, variable=f"{PREFIX}PEERS") for part in text.split())
 
 
 def _host_port(name: str, text: str) -> tuple[str, int]:

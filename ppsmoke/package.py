@@ -54,7 +54,7 @@ def code_hash() -> str:
 
 def build_zipapp(commit: str) -> bytes:
     """The bytes of a runnable zip: same source and commit, same bytes (no clock, no order of a file system)."""
-    main = b"import sys\nfrom ppsmoke.cli import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    main = b"import sys\nfrom ppsmoke.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
     build = json.dumps({"version": __version__, "commit": commit, "code": code_hash()}, sort_keys=True).encode()
     buffer = io.BytesIO(b"")
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

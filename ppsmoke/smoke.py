@@ -165,6 +165,8 @@ async def _gather(
         fleet.endpoints(), size=settings.num_stages + 1, deadline=deadline.capped(GATHER_BUDGET_S, phase="gather")
     )
     progress.say(f"{settings.num_stages} stages joined")
+    for check in node.port_checks:
+        progress.say(str(check))
 
     progress.phase("resolve")
     stage_names = [stage_name(stage) for stage in range(settings.num_stages)]

@@ -25,7 +25,7 @@ from ppsmoke.cluster.addresses import Address, Endpoint
 from ppsmoke.cluster.events import Event, LinkDown, LinkUp, MemberChanged
 from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, EnvironmentLacks, InputError, SmokeError
-from ppsmoke.node_settings import NodeSettings
+from ppsmoke.node_settings import NodeSettings, Seed
 from ppsmoke.package import code_hash
 from ppsmoke.pipeline.bridge import Bridge
 from ppsmoke.pipeline.failures import failure
@@ -105,10 +105,10 @@ async def _joined(settings: NodeSettings) -> AsyncIterator[Node]:
         cluster_key=settings.cluster_key,
         tcp=settings.tcp,
         udp=settings.udp,
+        advertise=settings.advertise,
         code_hash=code_hash(),
         model=models.fingerprint(settings.model),
         may_own=lambda name, role: may_own(name, role, num_stages),
-        advertise=settings.advertise,
     ) as node:
         where = {"node_id": node.node_id, "tcp_port": node.tcp_port, "udp_port": node.udp_port, "pid": os.getpid()}
         try:
@@ -184,7 +184,7 @@ async def _report(node: Node, orchestrator: Address, stage: int, error: Exceptio
 async def _watch_orchestrator(node: Node, settings: NodeSettings, ended: asyncio.Future[Ending]) -> None:
     """Dial it where we know how, and end with it: at once when it says so, late when it is only out of reach."""
     events = node.subscribe()
-    async with running(_dial_seed(node, settings), name="dial the orchestrator"):
+    async with running(_dial_all(node, settings), name="dial the orchestrator"):
         gone_since: asyncio.TimerHandle | None = None
         while True:
             event: Event = await events.get()
@@ -213,10 +213,15 @@ async def _beat(node: Node, settings: NodeSettings) -> None:
     await asyncio.Event().wait()
 
 
-async def _dial_seed(node: Node, settings: NodeSettings) -> None:
+async def _dial_all(node: Node, settings: NodeSettings) -> None:
+    others = [_dial_seed(node, peer, role="") for peer in settings.peers]
+    await asyncio.gather(_dial_seed(node, settings.seed, role=ORCHESTRATOR_ROLE), *others)
+
+
+async def _dial_seed(node: Node, seed: Seed, *, role: str) -> None:
     """One address after the other until there is a link; then the node keeps it up. Without one it dials us."""
-    for host, port in itertools.cycle(settings.seed.addresses):
-        endpoint = Endpoint(ORCHESTRATOR_ROLE, 0, settings.seed.node_id, host, port, None)
+    for host, port in itertools.cycle(seed.addresses):
+        endpoint = Endpoint(role, 0, seed.node_id, host, port, None)
         with suppress(DeadlineExceeded):
             await Deadline.after(SEED_DIAL_S).wait(node.dial(endpoint), doing="dialling the orchestrator")
             return

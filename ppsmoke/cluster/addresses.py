@@ -55,7 +55,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A node somebody told us to dial: who it must prove to be, and where. A higher generation supersedes."""
+    """A node somebody told us to dial: who it must prove to be, and where ("": it cannot be dialled, and has to come
+    by itself or over a relay). A higher generation supersedes."""
 
     role: str
     generation: int

@@ -33,7 +33,8 @@ Event = LinkUp | LinkDown | MemberChanged
 
 @dataclass(frozen=True)
 class LinkInfo:
-    """A link that is up. path: direct, punched or relayed. rtt_ms: None until measured."""
+    """A link that is up. path: direct, punched or relayed, via: the relay's role. rtt_ms: None until measured.
+    reason: how the path came to be this one, and why it is no better."""
 
     peer: str
     role: str
@@ -41,6 +42,23 @@ class LinkInfo:
     rtt_ms: float | None
     bytes_in: int
     bytes_out: int
+    via: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PortCheck:
+    """A mapped port of a node, dialled back by another one. cause: "" if it answered there."""
+
+    role: str
+    host: str
+    port: int
+    by: str
+    cause: str
+
+    def __str__(self) -> str:
+        verdict = f"does not answer ({self.cause})" if self.cause else "answers"
+        return f"{self.role}: mapped port {self.host}:{self.port} {verdict}, dialled by {self.by}"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class FrameType(IntEnum):
     SWIM = 7  # a membership datagram that goes over the link: may be dropped, never retransmitted
     BYE = 8
     FILLER = 9  # keeps TCP's window open through an idle gap; carries nothing
+    SIGNAL = 10  # about ways to reach a third node (signals.py)
+    CARRY = 11  # a membership datagram for a third node: its source, its target, itself; may be dropped
 
 
 class FrameFlags:
@@ -55,6 +57,8 @@ _LIMITS: dict[int, tuple[int, int]] = {
     FrameType.SWIM: (1400, 0),
     FrameType.BYE: (1024, 0),
     FrameType.FILLER: (64, 0),
+    FrameType.SIGNAL: (1400, 0),
+    FrameType.CARRY: (1416, 0),
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 _CHANNEL = 0  # the only one so far; the field is there for links that will carry more than one stream

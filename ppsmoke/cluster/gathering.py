@@ -7,21 +7,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.changes import Signal
+from ppsmoke.cluster.paths import unreachable
 from ppsmoke.cluster.peer import Peer
-from ppsmoke.errors import DeadlineExceeded
+from ppsmoke.cluster.roster import Roster
+from ppsmoke.errors import DeadlineExceeded, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
+
+REACH_WITHIN_S = 16.0  # from when a node is known to listen: the dials have timed out thrice, the relays have answered
 
 
 class Gathering:
     def __init__(
         self,
-        peers: dict[str, Peer],
+        roster: Roster,
         changed: Signal,
         *,
         dial: Callable[[Endpoint], Awaitable[None]],
         is_alive: Callable[[Peer], bool],
+        reach_within_s: float | None,
     ) -> None:
-        self._peers = peers
+        self._roster = roster
+        self._peers = roster.peers
+        self._reach_within_s = reach_within_s
+        self._now = asyncio.get_running_loop().time
+        self._known_at: dict[str, float] = {}  # by role
+        self._all_known_at: float | None = None  # since when there are no more endpoints to come
         self._changed = changed
         self._dial = dial
         self._is_alive = is_alive
@@ -43,7 +53,7 @@ class Gathering:
                 self._raise_failures(feeding)
                 if self._is_complete(size):
                     return
-                await self._changed.wait()
+                await self._changed.wait(self._out_of_reach_in_s(size))
         finally:
             await cancel_and_reap(feeding, *self._dials)
 
@@ -52,7 +62,9 @@ class Gathering:
             known = self._known.get(endpoint.role)
             if known is None or known.generation <= endpoint.generation:
                 self._known[endpoint.role] = endpoint
+                self._known_at[endpoint.role] = self._now()
                 self._dials[self._start(self._dial(endpoint), name=f"dial {endpoint.role}")] = endpoint
+        self._all_known_at = self._now()
 
     def _start(self, awaitable: Awaitable[None], *, name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(awaitable)
@@ -70,18 +82,46 @@ class Gathering:
             if peer.refusal is not None and not peer.superseded:
                 raise peer.refusal
 
+    def _out_of_reach_in_s(self, size: int) -> float | None:
+        """Until somebody who is missing counts as out of reach; None: nobody does. Raises LinkError then."""
+        if self._reach_within_s is None:
+            return None
+        soonest_s: float | None = None
+        for role, endpoint in self._known.items():
+            peer = self._peers.get(endpoint.node_id)
+            if peer is None or peer.epoch == 0:  # never linked
+                left_s = self._known_at[role] + self._reach_within_s - self._now()
+                if left_s <= 0:
+                    raise self._unreachable(role, peer)
+                soonest_s = left_s if soonest_s is None else min(soonest_s, left_s)
+        if self._all_known_at is not None and self._there() < size and len(self._known) < size - 1:
+            left_s = self._all_known_at + self._reach_within_s - self._now()
+            if left_s <= 0:
+                missing = size - self._there()
+                raise self._unreachable(f"{missing} of {size} members", None)
+            soonest_s = left_s if soonest_s is None else min(soonest_s, left_s)
+        return soonest_s
+
+    def _unreachable(self, name: str, peer: Peer | None) -> LinkError:
+        own = [candidate for candidate in self._roster.candidates if candidate.kind == "mapped"]
+        known = peer.candidates_in_order() if peer is not None else []
+        cause, hint = unreachable(name, peer.why_not_linked() if peer else "", candidates=known, own=own)
+        return LinkError(cause, hint=hint)
+
+    def _there(self) -> int:
+        return 1 + sum(map(self._is_there, self._peers.values()))
+
     def _is_complete(self, size: int) -> bool:
         expected = [self._peers.get(endpoint.node_id) for endpoint in self._known.values()]
         if not all(peer is not None and self._is_there(peer) for peer in expected):
             return False
-        return 1 + sum(map(self._is_there, self._peers.values())) >= size
+        return self._there() >= size
 
     def _is_there(self, peer: Peer) -> bool:
         return peer.link is not None and not peer.superseded and self._is_alive(peer)
 
     def _what_is_missing(self, size: int) -> str:
-        there = 1 + sum(map(self._is_there, self._peers.values()))
-        reasons = [f"{there} of {size} there"]
+        reasons = [f"{self._there()} of {size} there"]
         for role, endpoint in sorted(self._known.items()):
             peer = self._peers.get(endpoint.node_id)
             if peer is None or peer.link is None:

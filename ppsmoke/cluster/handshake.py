@@ -29,11 +29,12 @@ _CANDIDATE_KINDS: tuple[CandidateKind, ...] = ("host", "mapped", "observed")
 
 
 class LinkKind(IntEnum):
-    """How the socket came to be. The lower, the better the path."""
+    """How the socket came to be. The lower, the better the path. On the wire RELAYED is a leg to or from a relay."""
 
     DIRECT = 1
     PUNCHED = 2
     RELAYED = 3
+    PROBE = 4  # never a link: is it you, and as whom do you see me
 
 
 class HelloRefused(LinkError):
@@ -56,7 +57,7 @@ class Preamble:
     @property
     def link_id(self) -> int:
         """Never 0, which stands for no link."""
-        return int.from_bytes(self.nonce[:8], "big") | 1
+        return link_id_of(self.nonce)
 
     def seal(self, key: bytes) -> bytes:
         body = _PREAMBLE.pack(
@@ -82,8 +83,34 @@ class Preamble:
         return cls(LinkKind(kind), source.hex(), target.hex(), nonce)
 
 
+def link_id_of(nonce: bytes) -> int:
+    return int.from_bytes(nonce[:8], "big") | 1
+
+
 def preamble_key(cluster_key: bytes) -> bytes:
     return derive(cluster_key, "preamble")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The answer to a probe: the address that it came from, in the same size as a preamble."""
+
+    host: str
+    port: int
+
+    def seal(self, key: bytes, nonce: bytes) -> bytes:
+        host = self.host.encode()[: PREAMBLE_BYTES - _TAG_BYTES - 3]
+        body = (struct.pack("!HB", self.port, len(host)) + host).ljust(PREAMBLE_BYTES - _TAG_BYTES, b"\0")
+        return body + _tag(key, nonce + body)
+
+    @classmethod
+    def open(cls, data: bytes, key: bytes, nonce: bytes) -> Observed:
+        """Raises FrameError unless a member of this cluster answered this very probe."""
+        body, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
+        if len(data) != PREAMBLE_BYTES or not hmac.compare_digest(tag, _tag(key, nonce + body)):
+            raise FrameError("an answer to a probe without the cluster's key")
+        port, length = struct.unpack_from("!HB", body)
+        return cls(body[3 : 3 + length].decode(errors="replace"), port)
 
 
 def _tag(key: bytes, body: bytes) -> bytes:

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
 from ppsmoke.cluster.identity import ALPN, PeerIdentity
 from ppsmoke.errors import FrameError, LinkError
 
 WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the kernel's part is TCP_NOTSENT_LOWAT
-CLOCK_LAG_S = 1.0  # our own timer this late: we were frozen, not the peer
 HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
+FILLER_EVERY_S = 0.1  # facts/network.md, 4.2: TCP's slow start after idle costs 16 KiB a second round trip
+FILLER_BYTES = 48  # 64 with the frame's header
+WARM_S = 10.0  # after its last data a link is kept from idling this long: longer than any step of a running request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,10 @@ class LinkTiming:
     redial_most_s: float = 8.0  # up to here
 
 
+_FOR_OWNER = {FrameType.DATA, FrameType.ACK, FrameType.SWIM, FrameType.SIGNAL, FrameType.CARRY}
+_FILLER_FRAME = encode_frame(FrameType.FILLER, payload=bytes(FILLER_BYTES))
+
+
 class DuplicateLink(LinkError):
     """The peer keeps another link to us."""
 
@@ -47,7 +54,7 @@ class LinkOwner(Protocol):
     def link_up(self, link: Link) -> None: ...
 
     def link_frame(self, link: Link, frame: Frame) -> None:
-        """A DATA, ACK, SWIM or PING frame. May raise FrameError, which ends the link."""
+        """A DATA, ACK, SWIM, SIGNAL, CARRY or PING frame. May raise FrameError, which ends the link."""
 
     def link_heard(self, link: Link) -> None: ...
 
@@ -76,6 +83,9 @@ class Link(asyncio.Protocol):
         self.peer = PeerIdentity(self.peer_id, name, 0)  # until the certificate says more
         self.hello: Hello | None = None
         self.remote_host = ""
+        self.where: Candidate | None = None  # what was dialled, if we dialled
+        self.via = ""  # the relay's node id, if it is relayed
+        self.replaces: Link | None = None  # kept until the peer is seen to use this one
         self.bytes_in = self.bytes_out = 0
         self.rtt_s: float | None = None
         self.state = "tls"
@@ -94,6 +104,9 @@ class Link(asyncio.Protocol):
         self._ping_sent_at: float | None = None
         self._pings = 0
         self._noted_at = 0.0
+        self._written_at = 0.0
+        self._warm_until = 0.0
+        self._filler: asyncio.TimerHandle | None = None
         self._now: Callable[[], float] = loop.time
         self._call_at = loop.call_at
 
@@ -150,8 +163,7 @@ class Link(asyncio.Protocol):
             self._owner.link_writable(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timers()
         was_up = self.state == "up"
         waiting_for_hello = self.state == "hello"
         self.state = "closed"
@@ -174,7 +186,14 @@ class Link(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is not None:
             self.bytes_out += len(data)
+            self._written_at = self._now()
             self._transport.write(data)
+
+    def keep_warm(self) -> None:
+        """Data has gone out, and more may follow within WARM_S: TCP must not take the pause for an idle line."""
+        self._warm_until = self._now() + WARM_S
+        if self._filler is None:
+            self._filler = self._call_at(self._now() + FILLER_EVERY_S, self._on_filler)
 
     def ping(self) -> None:
         """Ask for a sign of life; the answer measures the round trip."""
@@ -221,7 +240,7 @@ class Link(asyncio.Protocol):
 
     def _on_frame_while_up(self, frame: Frame) -> None:
         kind = frame.type
-        if kind in (FrameType.DATA, FrameType.ACK, FrameType.SWIM):
+        if kind in _FOR_OWNER:
             self._owner.link_frame(self, frame)
         elif kind is FrameType.PING:
             self._owner.link_frame(self, frame)  # what is owed goes before the answer
@@ -306,8 +325,7 @@ class Link(asyncio.Protocol):
 
     def _start_closing(self) -> None:
         self.state = "closing"
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timers()
         self._timer = self._call_at(self._now() + self._timing.bye_s, self.abort)
 
     def _await_bye(self, data: bytes) -> None:
@@ -327,9 +345,8 @@ class Link(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         now = self._now()
-        lag = now - self._timer_due
-        if lag > CLOCK_LAG_S:
-            self.last_heard += lag  # what the peer said meanwhile lies in the kernel still
+        # As late as our own timer is, so long were we frozen, not the peer: that is no silence of its.
+        self.last_heard += max(0.0, now - self._timer_due)
         silence = now - self.last_heard
         if silence >= self._timing.down_after_s:
             self.state = "closing"
@@ -341,6 +358,22 @@ class Link(asyncio.Protocol):
         until_ping = self._timing.ping_after_s - silence
         until_down = self._timing.down_after_s - silence
         self._arm(until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down))
+
+    def _on_filler(self) -> None:
+        now = self._now()
+        if now >= self._warm_until or self.state != "up":
+            self._filler = None
+            return
+        if now - self._written_at >= FILLER_EVERY_S and not self.paused:
+            self.write(_FILLER_FRAME)
+        self._filler = self._call_at(
+            self._written_at + FILLER_EVERY_S if not self.paused else now + FILLER_EVERY_S, self._on_filler
+        )
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._filler):
+            if timer is not None:
+                timer.cancel()
 
     def _check_certificate(self, tls: ssl.SSLObject) -> None:
         """OpenSSL has verified the chain; here is who it is. A valid certificate of another node is not good enough."""

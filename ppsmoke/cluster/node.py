@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -17,16 +15,19 @@ from typing import NoReturn
 
 from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
+from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.cluster.dialling import Dialler
-from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged
-from ppsmoke.cluster.gathering import Gathering
-from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates, encode_candidates
+from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged, PortCheck
+from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
+from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
 from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
+from ppsmoke.cluster.reach import Reach
+from ppsmoke.cluster.relay import RelayInfo
+from ppsmoke.cluster.resolving import Resolver
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
@@ -35,8 +36,6 @@ from ppsmoke.waiting import Deadline, to_the_end
 
 FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
 CLOSE_BUDGET_S = 10.0
-MAX_META_BYTES = 512  # of a member's candidates, as SWIM carries them
-BETTER_OWNER_WAIT_S = 10.0  # a name's best claimant has this long to be linked before the next best is taken
 MAX_MAILBOXES = 64
 MAX_EVENTS = 1000  # kept for a subscriber that does not look
 
@@ -66,21 +65,22 @@ class Node:
         or socket of it is left. udp None: membership goes over the links alone. Raises LinkError if it cannot listen.
 
         may_own(name, role): whether the holder of that role may own that name."""
-        node = cls(identity, may_own, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
+        node = cls(identity, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
         node._maker = maker
         node._listener = Listener(*tcp, maker)
-        node._dialler = Dialler(maker, node._changed, random.Random())
+        node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0], learn=node._learn_candidates)
         node._membership = Membership(
             node_id=node.node_id,
             cluster_key=cluster_key,
             link_send=node._roster.send_datagram,
             on_event=node._on_membership,
             udp=udp,
-            udp_candidates=_udp_candidates,
+            udp_candidates=udp_candidates,
             config=swim,
             epoch=node._epoch,
         )
+        node._resolver = Resolver(node, node._membership.lookup, may_own, node._roster, node._changed, node._reach)
         try:
             await node._open(advertise)
             yield node
@@ -90,7 +90,6 @@ class Node:
     def __init__(
         self,
         identity: Identity,
-        may_own: Callable[[str, str], bool],
         *,
         link_grace_s: float,
         window_bytes: int,
@@ -98,11 +97,11 @@ class Node:
     ) -> None:
         self.node_id = identity.node_id
         self.role = identity.role
-        self._may_own = may_own
         self._grace_s = link_grace_s
         self._changed = Signal()
         self._mailboxes: dict[str, Mailbox] = {}
         self._held: set[Peer] = set()
+        self.port_checks: list[PortCheck] = []  # what gather() found of mapped ports
         self._watchers: list[asyncio.Queue[Event]] = []
         self._epoch = time.time_ns() // 1_000_000
         context = PeerContext(
@@ -116,7 +115,8 @@ class Node:
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
         self._maker: LinkMaker
         self._listener: Listener
-        self._dialler: Dialler
+        self._reaching: Reach
+        self._resolver: Resolver
         self._membership: Membership
 
     def __repr__(self) -> str:
@@ -164,9 +164,23 @@ class Node:
         for peer in sorted(self._roster.peers.values(), key=lambda peer: peer.name):
             if (link := peer.link) is not None:
                 rtt_ms = None if link.rtt_s is None else link.rtt_s * 1000
-                path = link.kind.name.lower()
-                found.append(LinkInfo(peer.node_id, peer.role, path, rtt_ms, link.bytes_in, link.bytes_out))
+                found.append(
+                    LinkInfo(
+                        peer.node_id,
+                        peer.role,
+                        link.kind.name.lower(),
+                        rtt_ms,
+                        link.bytes_in,
+                        link.bytes_out,
+                        via=self._roster.peer(link.via).name if link.via else "",
+                        reason="; ".join(filter(None, (peer.path_reason, peer.upgrades.note))),
+                    )
+                )
         return found
+
+    def relayed(self) -> list[RelayInfo]:
+        """The pairs of other nodes whose bytes this one passes on."""
+        return self._reaching.relay.pairs()
 
     def subscribe(self) -> asyncio.Queue[Event]:
         """Events from now on; the oldest are dropped beyond MAX_EVENTS."""
@@ -208,34 +222,7 @@ class Node:
 
     async def resolve(self, name: str) -> Address:
         """The mailbox of the name's best rightful owner, once there is a link to it; the caller has the deadline."""
-        seen_at: dict[str, float] = {}
-        now = asyncio.get_running_loop().time
-        while True:
-            pause_s = None
-            for entry in self._membership.lookup(name):
-                if entry.owner == self.node_id:
-                    verdict = self._may_own(name, self.role)
-                else:
-                    verdict = self._judge(self._roster.peer(entry.owner), name, entry.generation)
-                if verdict:
-                    return Address(entry.owner, entry.value.decode(errors="replace"))
-                waited_s = now() - seen_at.setdefault(entry.owner, now())
-                if verdict is None and waited_s < BETTER_OWNER_WAIT_S:
-                    pause_s = BETTER_OWNER_WAIT_S - waited_s
-                    break
-            await self._changed.wait(pause_s)
-
-    def _judge(self, peer: Peer, name: str, generation: int) -> bool | None:
-        """Whether the peer may own the name; None while there is no link that would prove its role."""
-        if peer.superseded:
-            return False
-        if peer.link is None:
-            self._reach(peer)
-            return None
-        rightful = self._may_own(name, peer.role) and generation <= peer.generation
-        if not rightful:
-            _log.warning("%s claims the name %s without the right to it", peer.name, name)
-        return rightful
+        return await self._resolver.resolve(name)
 
     # --- links
 
@@ -245,7 +232,7 @@ class Node:
         peer = self._roster.peer(endpoint.node_id)
         peer.endpoint, peer.left, peer.refusal = endpoint, None, None
         self._roster.supersede(endpoint.role, endpoint.generation)
-        self._dialler.keep(peer)
+        self._reaching.dialler.keep(peer)
         while peer.link is None:
             if peer.refusal is not None:
                 raise peer.refusal
@@ -253,11 +240,26 @@ class Node:
                 raise LinkError(f"{endpoint.role} has been replaced")
             await self._changed.wait()
 
-    async def gather(self, endpoints: AsyncIterator[Endpoint], *, size: int, deadline: Deadline) -> None:
+    async def gather(
+        self,
+        endpoints: AsyncIterator[Endpoint],
+        *,
+        size: int,
+        deadline: Deadline,
+        reach_within_s: float | None = REACH_WITHIN_S,
+    ) -> None:
         """Dial each endpoint as it becomes known; returns when `size` members, this node among them, are alive and
-        linked. Raises LinkError, or DeadlineExceeded that names who is missing and why."""
-        gathering = Gathering(self._roster.peers, self._changed, dial=self.dial, is_alive=self._is_alive)
+        linked, and mapped ports have been dialled back (port_checks). An endpoint without a host is one that cannot be
+        dialled. reach_within_s: how long a node whose endpoint is known, because it listens, may be out of reach.
+        Raises LinkError that says who must change what, or DeadlineExceeded that names who is missing and why."""
+        gathering = Gathering(
+            self._roster, self._changed, dial=self.dial, is_alive=self._is_alive, reach_within_s=reach_within_s
+        )
         await gathering.run(endpoints, size=size, deadline=deadline)
+        linked = [peer for peer in self._roster.peers.values() if peer.link is not None]
+        self.port_checks = await self._reaching.port_checks.run(self.role, linked)
+        for check in self.port_checks:
+            _log.log(logging.WARNING if check.cause else logging.INFO, "%s", check)
 
     async def guard(self, peers: Collection[str]) -> NoReturn:
         """Raises LinkLost when one of these node ids has had no link for link_grace_s, has left, or has restarted."""
@@ -291,12 +293,12 @@ class Node:
         self._roster.on_unlinked = self._on_unlinked
         self._roster.on_heard = lambda peer: self._membership.note_life(peer.node_id)
         self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
-        self._membership.set_meta(_meta(self._roster.candidates))
+        self._membership.set_meta(meta_of(self._roster.candidates))
         self._listener.start()
 
     async def _close(self) -> None:
         await self._listener.close()
-        await self._dialler.close()
+        await self._reaching.close()
         await self._membership.leave(linger_s=0.0)
         await self._flush()
         await self._membership.close()
@@ -321,8 +323,7 @@ class Node:
 
     def _reach(self, peer: Peer) -> None:
         """Have a link to it if it can be had."""
-        self._learn_candidates(peer)
-        self._dialler.keep(peer)
+        self._reaching.dialler.keep(peer)
 
     def _learn_candidates(self, peer: Peer) -> None:
         meta = self._membership.meta_of(peer.node_id)
@@ -342,6 +343,7 @@ class Node:
             for peer in self._roster.peers.values():
                 if peer.link is None:
                     self._learn_candidates(peer)
+            self._reaching.news_of(event.node_id)
             role = self._roster.peers[event.node_id].role if event.node_id in self._roster.peers else ""
             self._emit(MemberChanged(event.node_id, role, event.new.name.lower()))
         elif isinstance(event, swim_state.UdpBlocked):
@@ -349,8 +351,8 @@ class Node:
         self._changed.notify()
 
     def _on_linked(self, peer: Peer) -> None:
-        self._dialler.keep(peer)
-        meta = _meta(peer.candidates)
+        self._reaching.dialler.keep(peer)
+        meta = meta_of(peer.candidates)
         self._membership.link_up(peer.node_id, epoch=peer.epoch, udp=peer.udp_address(), meta=meta)
 
     def _on_unlinked(self, peer: Peer) -> None:
@@ -377,31 +379,3 @@ class Node:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(event)
-
-
-def _meta(candidates: Sequence[Candidate]) -> bytes:
-    """As many of them, the first first, as a member's meta holds."""
-    kept = list(candidates)
-    while len(encoded := encode_candidates(kept)) > MAX_META_BYTES:
-        kept.pop()
-    return encoded
-
-
-def _udp_candidates(meta: bytes) -> list[tuple[str, int]]:
-    try:
-        return [(one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port]
-    except FrameError:
-        return []  # a member that lies about itself is reached over its link, or not at all
-
-
-def outward_host(host: str) -> str:
-    """The host itself, or for "all addresses" the one that a packet to the outside would leave from."""
-    if host not in ("0.0.0.0", "::"):
-        return host
-    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((elsewhere, 9))  # sends nothing: the documentation's own addresses (RFC 5737, 3849)
-            return probe.getsockname()[0]
-        except OSError:
-            return "::1" if host == "::" else "127.0.0.1"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ppsmoke.cluster.addresses import Candidate, Delivery, Endpoint
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.frames import Frame, FrameType, encode_frame
-from ppsmoke.cluster.handshake import Bye, ByeReason
+from ppsmoke.cluster.handshake import Bye, ByeReason, LinkKind, link_id_of
 from ppsmoke.cluster.link import Link
+from ppsmoke.cluster.paths import Upgrades, candidates_in_order
 from ppsmoke.cluster.session import Session
 from ppsmoke.errors import FrameError, LinkError, LinkLost
 
@@ -44,6 +45,10 @@ class Peer:
         self.refusal: LinkError | None = None  # HELLOs that do not fit: trying again is useless
         self.left: Bye | None = None
         self.superseded = False
+        self.news = 0  # rises when there is word of it while it has no link: a relay may have one now
+        self._last_link: Link | None = None
+        self.upgrades = Upgrades()
+        self.path_reason = ""  # of the latest change of the path
         self.session = Session(epoch=context.epoch, window_bytes=context.window_bytes)
         self._context = context
         self._changed = context.changed
@@ -84,7 +89,7 @@ class Peer:
 
     def udp_address(self) -> tuple[str, int] | None:
         """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
-        if self.link is None:
+        if self.link is None or self.link.kind is not LinkKind.DIRECT:
             return None
         port = self.link.hello.udp_port
         if self.link.dialled and self.endpoint is not None:
@@ -96,6 +101,8 @@ class Peer:
     def attach(self, link: Link) -> Link | None:
         """This link carries the session from now on. The link that it replaces, if any."""
         old, self.link = self.link, link
+        self.path_reason = self._why_this_path(old)
+        self.upgrades.linked(link.kind, self._now())
         self.role, self.generation = link.peer.role, link.peer.generation
         self.left = self.last_error = self.refusal = None
         self.candidates = link.hello.candidates or self.candidates
@@ -110,12 +117,31 @@ class Peer:
         """That link is gone. False if it was no longer the one that carries the session."""
         if link is not self.link:
             return False
-        self.link = None
+        self.link, self._last_link = None, link
+        self.upgrades.lost(self._now())
         self._down_since, self._last_heard, self._down_cause = self._now(), link.last_heard, cause
         if bye is not None and bye.reason is ByeReason.LEAVING:
             self.left = bye
         self._changed.notify()
         return True
+
+    def candidates_in_order(self) -> list[Candidate]:
+        """Where to dial it, the likeliest first."""
+        told = self.endpoint.candidate if self.endpoint is not None and self.endpoint.host else None
+        return candidates_in_order(told, self.candidates, self.gossiped)
+
+    def _why_this_path(self, old: Link | None) -> str:
+        if old is not None:
+            return f"was {old.kind.name.lower()}"
+        return "the first that worked" if self.epoch == 0 else f"after: {self._down_cause}"
+
+    def leg_closed(self, token: bytes, cause: str) -> None:
+        """The relay says how the leg ended whose link we have, or had a moment ago."""
+        last = self.link or self._last_link
+        if last is not None and last.id == link_id_of(token):
+            self._down_cause = cause
+            if self.link is not None:
+                self.link.abort()
 
     # --- sending
 
@@ -151,6 +177,7 @@ class Peer:
                     before=self._take_ack(),
                 )
             )
+            link.keep_warm()
 
     # --- receiving
 

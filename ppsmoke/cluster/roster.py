@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.events import Event, LinkDown, LinkUp
 from ppsmoke.cluster.frames import Frame, FrameType, encode_frame
-from ppsmoke.cluster.handshake import PROTOCOL_VERSION, Bye, ByeReason, Hello
+from ppsmoke.cluster.handshake import PROTOCOL_VERSION, Bye, ByeReason, Hello, LinkKind
+from ppsmoke.cluster.identity import NODE_ID_BYTES
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.peer import Peer, PeerContext
-from ppsmoke.errors import LinkError
+from ppsmoke.cluster.signals import Signal, decode_signal, encode_signal
+from ppsmoke.errors import FrameError, LinkError
 
+DRAIN_S = 5.0  # a replaced link is kept this long at most until the peer is seen to use the new one
 YOUNG_LINK_S = 2.0  # a link this young may be news that the peer's HELLO on another could not know of yet
 
 _log = logging.getLogger("ppsmoke.cluster")
@@ -38,6 +42,8 @@ class Roster:
         self.on_unlinked: Callable[[Peer], None] = lambda peer: None
         self.on_heard: Callable[[Peer], None] = lambda peer: None
         self.on_datagram: Callable[[Peer, bytes], None] = lambda peer, data: None
+        self.on_signal: Callable[[Peer, Signal], None] = lambda peer, signal: None
+        self.counts: Counter[str] = Counter()  # carried, not-carried: datagrams passed on for others, and dropped
         self._node_id = node_id
         self._context = context
         self._code_hash = code_hash
@@ -66,9 +72,25 @@ class Roster:
     def send_datagram(self, node_id: str, data: bytes) -> bool:
         """A membership datagram over the link, if there is one that is not busy. Never waits."""
         peer = self.peers.get(node_id)
-        if peer is None or peer.link is None or peer.link.paused:
+        if peer is None or peer.link is None:
+            return False
+        carrier = self.peers.get(peer.link.via)
+        if carrier is not None and carrier.link is not None and not carrier.link.paused:
+            # Not inside the relayed bulk: the relay drops what it cannot pass on at once, so none comes late.
+            payload = bytes.fromhex(self._node_id) + bytes.fromhex(node_id) + data
+            carrier.link.write(encode_frame(FrameType.CARRY, payload=payload))
+            return True
+        if peer.link.paused:
             return False
         peer.link.write(encode_frame(FrameType.SWIM, payload=data))
+        return True
+
+    def tell(self, node_id: str, signal: Signal) -> bool:
+        """False if there is no link to tell it over."""
+        peer = self.peers.get(node_id)
+        if peer is None or peer.link is None:
+            return False
+        peer.link.write(encode_frame(FrameType.SIGNAL, payload=encode_signal(signal)))
         return True
 
     # --- LinkOwner
@@ -109,14 +131,21 @@ class Roster:
         self._generations.setdefault(link.peer.role, link.peer.generation)
         old = peer.attach(link)
         if old is not None and link.serves:
-            old.close(Bye(ByeReason.DUPLICATE, "another link is kept"))
+            link.replaces = old
+            asyncio.get_running_loop().call_later(DRAIN_S, self._let_go_of_old, link)
         self._emit(LinkUp(peer.node_id, peer.role, restarted))
         self.on_linked(peer)
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         peer = self.peers[link.peer_id]
+        if link.replaces is not None:
+            self._let_go_of_old(link)
         if frame.type is FrameType.SWIM:
             self.on_datagram(peer, frame.payload)
+        elif frame.type is FrameType.SIGNAL:
+            self.on_signal(peer, decode_signal(frame.payload))
+        elif frame.type is FrameType.CARRY:
+            self._on_carried(peer, frame.payload)
         else:
             peer.on_frame(frame)
 
@@ -136,10 +165,36 @@ class Roster:
 
     def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
         peer = self.peers[link.peer_id]
+        self._let_go_of_old(link)
+        if link.via and bye is None:
+            cause = f"over the relay {self.peer(link.via).name}: {cause}"
         if peer.detach(link, cause, bye):
             _log.info("link to %s is down: %s", peer.name, cause)
             self._emit(LinkDown(peer.node_id, peer.role, cause))
             self.on_unlinked(peer)
+
+    def _let_go_of_old(self, link: Link) -> None:
+        old, link.replaces = link.replaces, None
+        if old is not None:
+            old.close(Bye(ByeReason.DUPLICATE, "another link is kept"))
+
+    def _on_carried(self, carrier: Peer, payload: bytes) -> None:
+        """A datagram by way of the relay of our link to its source; or one that we are to pass on as its relay."""
+        if len(payload) < 2 * NODE_ID_BYTES:
+            raise FrameError("a CARRY frame without a source and a target")
+        source, target = payload[:NODE_ID_BYTES].hex(), payload[NODE_ID_BYTES : 2 * NODE_ID_BYTES].hex()
+        if target == self._node_id:
+            peer = self.peers.get(source)
+            if peer is not None and peer.link is not None and peer.link.via == carrier.node_id:
+                self.on_datagram(peer, payload[2 * NODE_ID_BYTES :])
+            return
+        to = self.peers.get(target)
+        passes = source == carrier.node_id and to is not None and to.link is not None
+        if not passes or to.link.paused or to.link.kind is not LinkKind.DIRECT:
+            self.counts["not-carried"] += 1
+            return
+        self.counts["carried"] += 1
+        to.link.write(encode_frame(FrameType.CARRY, payload=payload))
 
     def _outdated(self, link: Link) -> Bye | None:
         peer, role = self.peer(link.peer_id), link.peer.role

@@ -6,7 +6,6 @@ The preamble is read from the raw socket to the byte: a stream reader would swal
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
 import ssl
@@ -15,18 +14,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ppsmoke.cluster.addresses import Candidate
-from ppsmoke.cluster.handshake import NONCE_BYTES, PREAMBLE_BYTES, LinkKind, Preamble, preamble_key
+from ppsmoke.cluster.handshake import NONCE_BYTES, PREAMBLE_BYTES, LinkKind, Observed, Preamble, preamble_key
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import Link, LinkOwner, LinkTiming
+from ppsmoke.cluster.raw_sockets import RawSocket, connect, listening_socket, receive_exactly, tune, within
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
 MAX_STRANGERS = 64  # accepted sockets without a valid preamble; a further one costs the oldest its place
 MAX_HANDSHAKES = 64  # accepted sockets with a valid one that are not up yet; a further one is refused
 ACCEPT_PAUSE_S = 0.1  # after an accept that failed (no file descriptors left, say)
-USER_TIMEOUT_MS = 20_000
-NOTSENT_LOWAT_BYTES = 128 << 10
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+# What becomes of an accepted socket whose preamble is no direct link's: the link that it became, None if none.
+Door = Callable[[RawSocket, Preamble], Coroutine[Any, Any, Link | None]]
 
 
 class LinkMaker:
@@ -40,41 +40,89 @@ class LinkMaker:
         self._key = preamble_key(cluster_key)
         self._server_context = identity.tls_context(side="server")
         self._client_context = identity.tls_context(side="client")
+        self.doors: dict[LinkKind, Door] = {}  # who takes accepted sockets of the other kinds
 
     async def dial(self, candidate: Candidate, *, peer_id: str, name: str) -> Link:
         """A link that is up. Raises LinkError; HelloRefused and KeyRefused among them."""
         where = f"{candidate.host}:{candidate.tcp_port}"
-        connecting = _within(self.timing.connect_s, _connect(candidate), name=where, doing="nobody answered")
-        raw = RawSocket(await connecting)
+        preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, secrets.token_bytes(NONCE_BYTES))
+        raw = await self._open(candidate, preamble)
         try:
-            preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, secrets.token_bytes(NONCE_BYTES))
-            handshake = self._handshake(raw, preamble, name=name, opening=preamble.seal(self._key))
-            return await _within(self.timing.handshake_s, handshake, name=where, doing="no handshake")
+            handshake = self.handshake(raw, preamble, name=name, dialled=True, where=candidate)
+            return await within(self.timing.handshake_s, handshake, name=where, doing="no handshake")
         finally:
             raw.close()
 
-    async def welcome(self, raw: RawSocket, *, on_known: Callable[[], bool]) -> Link:
-        """A link from an accepted socket. on_known is called once the preamble is valid; False: no room, hang up.
-        Raises FrameError for a stranger, LinkError for a handshake that failed."""
-        data = await _receive_exactly(raw.socket, PREAMBLE_BYTES)
+    async def open_leg(self, candidate: Candidate, *, peer_id: str, token: bytes) -> RawSocket:
+        """A relay leg towards the relay, or from it. Raises LinkError."""
+        return await self._open(candidate, Preamble(LinkKind.RELAYED, self.node_id, peer_id, token))
+
+    async def probe(self, sock: socket.socket, *, peer_id: str, nonce: bytes) -> Observed:
+        """Ask, over a socket that is connected, whether this is the peer and as whom it sees us. Raises FrameError if
+        the answer is none of our cluster's, OSError."""
+        preamble = Preamble(LinkKind.PROBE, self.node_id, peer_id, nonce)
+        await asyncio.get_running_loop().sock_sendall(sock, preamble.seal(self._key))
+        return Observed.open(await receive_exactly(sock, PREAMBLE_BYTES), self._key, nonce)
+
+    async def answer_probe(self, raw: RawSocket, preamble: Preamble) -> Observed:
+        """Tell the prober its own address; what we told it. Raises OSError."""
+        observed = Observed(*raw.socket.getpeername()[:2])
+        await asyncio.get_running_loop().sock_sendall(raw.socket, observed.seal(self._key, preamble.nonce))
+        return observed
+
+    async def greet(self, sock: socket.socket, preamble: Preamble) -> None:
+        """On a socket that neither side accepted: both say a preamble, and read the other's. Raises FrameError."""
+        await asyncio.get_running_loop().sock_sendall(sock, preamble.seal(self._key))
+        theirs = Preamble.open(await receive_exactly(sock, PREAMBLE_BYTES), self._key)
+        if theirs != Preamble(preamble.kind, preamble.target, preamble.source, preamble.nonce):
+            raise FrameError("somebody else is at the other end of the punched connection")
+
+    async def welcome(self, raw: RawSocket, *, on_known: Callable[[], bool]) -> Link | None:
+        """An accepted socket: its link, or None if it is taken care of otherwise. on_known is called once the preamble
+        is valid; False: no room, hang up. Raises FrameError for a stranger, LinkError for a handshake that failed."""
+        data = await receive_exactly(raw.socket, PREAMBLE_BYTES)
         preamble = Preamble.open(data, self._key)
         if preamble.target != self.node_id or preamble.source == self.node_id:
             raise FrameError("a preamble that is meant for another node")
         if not on_known():
             raise LinkError("too many handshakes at once")
-        return await self._handshake(raw, preamble, name="", opening=b"")
+        if preamble.kind is LinkKind.DIRECT:
+            return await self.handshake(raw, preamble, name="", dialled=False)
+        if preamble.kind not in self.doors:
+            raise FrameError(f"a {preamble.kind.name} preamble where none is due")
+        return await self.doors[preamble.kind](raw, preamble)
 
-    async def _handshake(self, raw: RawSocket, preamble: Preamble, *, name: str, opening: bytes) -> Link:
-        """opening: what we say first on a socket that we dialled; nothing on an accepted one."""
+    async def _open(self, candidate: Candidate, preamble: Preamble) -> RawSocket:
+        where = f"{candidate.host}:{candidate.tcp_port}"
+        raw = RawSocket(await within(self.timing.connect_s, connect(candidate), name=where, doing="nobody answered"))
+        try:
+            tune(raw.socket)
+            sending = asyncio.get_running_loop().sock_sendall(raw.socket, preamble.seal(self._key))
+            await within(self.timing.connect_s, sending, name=where, doing="no room for a preamble")
+            return raw
+        except BaseException:
+            raw.close()
+            raise
+
+    async def handshake(
+        self,
+        raw: RawSocket,
+        preamble: Preamble,
+        *,
+        name: str,
+        dialled: bool,
+        where: Candidate | None = None,
+        via: str = "",
+    ) -> Link:
+        """A link that is up, from a socket on which both sides know the preamble. where: what was dialled; via: the
+        relay's id. Raises LinkError."""
         loop = asyncio.get_running_loop()
         tune(raw.socket)
-        dialled = bool(opening)
         link = Link(self._owner, preamble, own_id=self.node_id, timing=self.timing, dialled=dialled, name=name)
+        link.where, link.via = where, via
         self.links.add(link)
         link.closed.add_done_callback(lambda _: self.links.discard(link))
         try:
-            if dialled:
-                await loop.sock_sendall(raw.socket, opening)
             sock = raw.hand_over()
             if link.serves:
                 await loop.connect_accepted_socket(lambda: link, sock, ssl=self._server_context)
@@ -98,22 +146,6 @@ class LinkMaker:
                 link.abort()
 
 
-class RawSocket:
-    """A socket that is ours to close until a transport has taken it."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._ours = True
-
-    def hand_over(self) -> socket.socket:
-        self._ours = False
-        return self.socket
-
-    def close(self) -> None:
-        if self._ours:
-            self.socket.close()
-
-
 class Listener:
     """Accepts until closed. A stranger is dropped without a byte; what one peer does never stops the rest."""
 
@@ -132,6 +164,8 @@ class Listener:
         self._accepting.set_name("accept")
 
     async def close(self) -> None:
+        # Cancelling alone leaves asyncio's callback for a connection that has just come, which then finds no taker.
+        asyncio.get_running_loop().remove_reader(self._socket)
         tasks = [task for task in (self._accepting, *self._strangers, *self._known) if task is not None]
         await cancel_and_reap(*tasks)
         self._socket.close()
@@ -168,10 +202,10 @@ class Listener:
 
     async def _welcome(self, raw: RawSocket) -> None:
         try:
-            await Deadline.after(self._maker.timing.handshake_s).wait(
+            link = await Deadline.after(self._maker.timing.handshake_s).wait(
                 self._maker.welcome(raw, on_known=self._on_known(asyncio.current_task())), doing="a handshake"
             )
-            self.counts["linked"] += 1
+            self.counts["linked"] += link is not None
         except (FrameError, ConnectionError, DeadlineExceeded):
             self.counts["strangers"] += 1
         except LinkError as error:
@@ -187,64 +221,3 @@ class Listener:
             return True
 
         return known
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Bound, listening, non-blocking. Raises LinkError naming the address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        sock = socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise LinkError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", hint="is another node running there?"
-        ) from error
-    sock.setblocking(False)
-    return sock
-
-
-def tune(sock: socket.socket) -> None:
-    """Options of a link's socket; what this system lacks is left out."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_USER_TIMEOUT": USER_TIMEOUT_MS, "TCP_NOTSENT_LOWAT": NOTSENT_LOWAT_BYTES, **_KEEPALIVE}
-    for name, value in options.items():
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-async def _connect(candidate: Candidate) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(candidate.host, candidate.tcp_port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    sock.setblocking(False)
-    try:
-        await loop.sock_connect(sock, address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < count:
-        more = await loop.sock_recv(sock, count - len(data))
-        if not more:
-            raise FrameError("hung up within the preamble")
-        data += more
-    return data
-
-
-async def _within(seconds: float, coroutine: Coroutine[Any, Any, Any], *, name: str, doing: str) -> Any:
-    """The coroutine's result; whatever the network did to it becomes a LinkError."""
-    try:
-        return await Deadline.after(seconds).wait(coroutine, doing=doing)
-    except DeadlineExceeded as error:
-        raise LinkError(f"{name}: {doing} within {seconds:g} s") from error
-    except socket.gaierror as error:
-        raise LinkError(f"{name}: no such host ({error.strerror})") from error
-    except OSError as error:  # asyncio puts its own words in strerror
-        raise LinkError(f"{name}: {os.strerror(error.errno) if error.errno else error}") from error

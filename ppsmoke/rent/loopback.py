@@ -74,7 +74,7 @@ class LoopbackFleet:
         raise StageError(
             f"its process ended ({stage.ending()})",
             stage=stage.spec.stage,
-            hint="its last words are above or, with -v, below",
+            hint="its last words are below, all of them with -v and in the log",
             detail=stage.tail(),
         )
 

@@ -21,6 +21,7 @@ from ppsmoke.worker import device, start
 
 if TYPE_CHECKING:
     from ppsmoke.worker.operations import Operations
+    from ppsmoke.worker.stage_model import StageModel
 
 DEFAULT_MAX_CONTEXT = 2048
 DEFAULT_WIRE_DTYPE = "bfloat16"  # the specification's wire format
@@ -108,38 +109,40 @@ def _load(replies: BinaryIO, environment: MutableMapping[str, str]) -> Operation
         device=chosen,
         progress=progress,
     )
-    load_s = _process_age_s()
-    before = time.perf_counter()
+    loaded_s = _process_age_s()
     model.warm_up(progress=progress)
-    warmup_s = time.perf_counter() - before
-    _send(
-        replies,
-        {
-            "status": "ready",
-            "pid": os.getpid(),
-            "stage": settings.stage,
-            "device": chosen,
-            "chunk": model.chunk,
-            "context": model.context,
-            "blocks": list(model.blocks_range),
-            "total_blocks": model.config.blocks,
-            "hidden_dim": model.config.dim,
-            "weight_bytes": model.weight_bytes,
-            "bytes_read": getattr(source, "bytes_read", 0),
-            "load_s": round(load_s, 3),
-            "warmup_s": round(warmup_s, 3),
-            "peak_rss_bytes": _peak_rss_bytes(),
-            "model": {
-                "name": settings.model,
-                "sha256": getattr(source, "sha256", None),
-                "blocks": model.config.blocks,
-                "context": model.config.context,
-            },
-            "fingerprint": gguf.fingerprint,
-            "eog": sorted(tokenizer.eog),
+    ready = {
+        "status": "ready",
+        "pid": os.getpid(),
+        "stage": settings.stage,
+        "load_s": round(loaded_s, 3),
+        "warmup_s": round(_process_age_s() - loaded_s, 3),
+        "bytes_read": getattr(source, "bytes_read", 0),
+        "model": {
+            "name": settings.model,
+            "sha256": getattr(source, "sha256", None),
+            "blocks": model.config.blocks,
+            "context": model.config.context,
         },
-    )
+        "fingerprint": gguf.fingerprint,
+        "eog": sorted(tokenizer.eog),
+    }
+    _send(replies, ready | _described(model))
     return Operations(model, tokenizer, wire_dtype=settings.wire_dtype)
+
+
+def _described(model: StageModel) -> dict[str, Any]:
+    """The stage's own part of the ready line."""
+    return {
+        "device": model.device,
+        "chunk": model.chunk,
+        "context": model.context,
+        "blocks": list(model.blocks_range),
+        "total_blocks": model.config.blocks,
+        "hidden_dim": model.config.dim,
+        "weight_bytes": model.weight_bytes,
+        "peak_rss_bytes": _peak_rss_bytes(),
+    }
 
 
 def _answer(operations: Operations, line: bytes, requests: BinaryIO) -> dict[str, Any]:

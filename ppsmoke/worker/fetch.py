@@ -24,6 +24,7 @@ class FileSource:
 
     def __init__(self, path: Path, *, name: str = "") -> None:
         self.name = name or str(path)
+        self.path = path
         self.bytes_read = 0
         self._fd = -1
         try:

@@ -17,14 +17,16 @@ import pickle
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import tinygrad
 
 from ppsmoke.package import source_files
 
+LOCK_WAIT_S = 45.0  # a step takes up to 10 s to compile; 60 s without progress would fail the run
 MAX_STEPS = 60  # files kept: three for each shape of stage; a file is 0.4 to 4 MB
 CODE = ("llama", "stage_model", "compiled", "kernel_options", "kernel_store", "weights")
 # What changes the code that tinygrad makes, beside the device.
@@ -53,7 +55,7 @@ class KernelStore:
             with contextlib.suppress(OSError):
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = open(self._path(what).with_suffix(".lock"), "ab")  # noqa: SIM115
-                fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the kernel when its holder ends, however it ends
+                _take(lock)
         try:
             yield
         finally:
@@ -135,6 +137,17 @@ def _code_hash() -> str:
         if path.startswith("ppsmoke/worker/") and Path(path).stem in CODE:
             digest.update(f"{path}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
+
+
+def _take(lock: BinaryIO) -> None:
+    """Wait for the lock, which the system frees when its holder ends, however it ends; not for a holder that hangs."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.05)
 
 
 def _is_ours_alone(found: os.stat_result) -> bool:

@@ -17,7 +17,7 @@ from ppsmoke.worker.compiled import Compiled, copy_in, copy_out
 from ppsmoke.worker.gguf import ByteSource, Gguf
 from ppsmoke.worker.kernel_store import KernelStore
 from ppsmoke.worker.llama import Block, LlamaConfig, Shared, layer_range, multiply, rms_norm, rope_tables, run_block
-from ppsmoke.worker.weights import Embedding, PackedRows, Placement, Progress, Reader, load_block, stage_tensors
+from ppsmoke.worker.weights import Embedding, PackedRows, Placement, Progress, Reader, Rows, load_block, stage_tensors
 
 CHUNK_CPU, CHUNK_GPU = 32, 128  # positions a prefill step computes at once
 
@@ -299,14 +299,16 @@ def _load_ends(
     """The embedding if these blocks are the first, the head if they are the last."""
     is_first, is_last = blocks_range[0] == 0, blocks_range[1] == config.blocks
     embedding = head = None
-    if is_first and is_last and config.tied:
-        weights = reader.floats("token_embd.weight")
-        if (packed := place.packed([weights])) is not None:
-            embedding, output = PackedRows(packed), place.packed_matrix(packed)
-            return embedding, Head(place.vector(reader.floats("output_norm.weight")), output)
+    if is_first or (is_last and config.tied):
+        raw, info = reader.raw("token_embd.weight"), gguf.tensors["token_embd.weight"]
     if is_first:
-        embedding = Embedding(reader.raw("token_embd.weight"), gguf.tensors["token_embd.weight"])
+        embedding = Embedding(raw, info)
     if is_last:
-        output = reader.floats("token_embd.weight" if config.tied else "output.weight")
-        head = Head(place.vector(reader.floats("output_norm.weight")), place.matrix([output]))
+        rows = [Rows(raw, info) if config.tied else reader.rows("output.weight")]
+        if (packed := place.packed(rows)) is not None:
+            output = place.packed_matrix(packed)
+            embedding = PackedRows(packed) if is_first and config.tied else embedding
+        else:
+            output = place.matrix(rows)
+        head = Head(place.vector(reader.floats("output_norm.weight")), output)
     return embedding, head

@@ -6,6 +6,7 @@ Knows the layouts, not the arithmetic.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,27 @@ from ppsmoke.worker.gguf import ByteSource, Gguf, TensorInfo
 from ppsmoke.worker.kernel_options import LANES
 from ppsmoke.worker.llama import Block, LlamaConfig, half_split_rows
 
+SLAB_WEIGHTS = 1 << 16  # 256 KiB of float32
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
+
+
+class Rows:
+    """A matrix as stored, made floats by slabs of rows that stay in a core's cache until they are laid out.
+
+    head_dim: the rows are queries or keys, whose rotary layout is changed (half_split_rows).
+    """
+
+    def __init__(self, raw: bytes, info: TensorInfo, *, head_dim: int | None = None) -> None:
+        self.count, self.inner = info.shape
+        self._type, self._head_dim = info.type, head_dim
+        self._rows = np.frombuffer(raw, np.uint8).reshape(self.count, -1)
+        step = math.lcm(LANES, head_dim or LANES)
+        self.slab = step * max(1, SLAB_WEIGHTS // (step * self.inner))
+
+    def floats(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) in float32; start is a multiple of `slab`."""
+        floats = dequantise(self._rows[start:stop], self._type, (stop - start, self.inner))
+        return floats if self._head_dim is None else half_split_rows(floats, self._head_dim)
 
 
 class Placement:
@@ -30,25 +51,28 @@ class Placement:
         self.weight_bytes = 0
         self._mapped: list[mmap.mmap] = []
 
-    def matrix(self, parts: Sequence[np.ndarray]) -> Tensor:
+    def matrix(self, parts: Sequence[Rows]) -> Tensor:
         """Matrices (rows, inner) stacked by rows, laid out for this device."""
         if (packed := self.packed(parts)) is not None:
             return self.packed_matrix(packed)
+        stacked = np.concatenate([part.floats(0, part.count) for part in parts])
         if self.on_cpu:
-            return self._weights(self._adopt(np.concatenate(parts)))
-        return self._weights(Tensor(np.concatenate(parts, dtype=np.float16), device=self.device).realize())
+            return self._weights(self._adopt(stacked))
+        return self._weights(Tensor(stacked.astype(np.float16), device=self.device).realize())
 
-    def packed(self, parts: Sequence[np.ndarray]) -> np.ndarray | None:
+    def packed(self, parts: Sequence[Rows]) -> np.ndarray | None:
         """The stacked matrices as (rows / LANES, inner, LANES), or None where this device or these rows want none."""
-        if not self.on_cpu or any(len(part) % LANES for part in parts):
+        if not self.on_cpu or any(part.count % LANES for part in parts):
             return None
-        inner = parts[0].shape[1]
-        packed = self._zeros((sum(map(len, parts)) // LANES, inner, LANES))
-        group = 0
+        inner = parts[0].inner
+        packed = self._zeros((sum(part.count for part in parts) // LANES, inner, LANES))
+        done = 0
         for part in parts:
-            groups = len(part) // LANES
-            packed[group : group + groups] = part.reshape(groups, LANES, inner).transpose(0, 2, 1)
-            group += groups
+            for start in range(0, part.count, part.slab):
+                floats = part.floats(start, min(start + part.slab, part.count))
+                groups = len(floats) // LANES
+                packed[done : done + groups] = floats.reshape(groups, LANES, inner).transpose(0, 2, 1)
+                done += groups
         return packed
 
     def packed_matrix(self, packed: np.ndarray) -> Tensor:
@@ -131,6 +155,9 @@ class Reader:
         self._done += info.nbytes
         return data
 
+    def rows(self, name: str, *, head_dim: int | None = None) -> Rows:
+        return Rows(self.raw(name), self._gguf.tensors[name], head_dim=head_dim)
+
     def floats(self, name: str) -> np.ndarray:
         info = self._gguf.tensors[name]
         return dequantise(self.raw(name), info.type, info.shape)
@@ -155,22 +182,22 @@ def stage_tensors(gguf: Gguf, config: LlamaConfig, blocks: tuple[int, int]) -> l
 def load_block(reader: Reader, place: Placement, config: LlamaConfig, block: int, *, cache_length: int) -> Block:
     """One block's tensors on the device, and its empty cache."""
 
-    def floats(name: str) -> np.ndarray:
-        return reader.floats(f"blk.{block}.{name}.weight")
+    def matrix(*names: str) -> Tensor:
+        rotated = ("attn_q", "attn_k")
+        return place.matrix(
+            [reader.rows(f"blk.{block}.{n}.weight", head_dim=config.head_dim if n in rotated else None) for n in names]
+        )
+
+    def vector(name: str) -> Tensor:
+        return place.vector(reader.floats(f"blk.{block}.{name}.weight"))
 
     return Block(
-        attn_norm=place.vector(floats("attn_norm")),
-        qkv=place.matrix(
-            [
-                half_split_rows(floats("attn_q"), config.head_dim),
-                half_split_rows(floats("attn_k"), config.head_dim),
-                floats("attn_v"),
-            ]
-        ),
-        attn_output=place.matrix([floats("attn_output")]),
-        ffn_norm=place.vector(floats("ffn_norm")),
-        gate_up=place.matrix([floats("ffn_gate"), floats("ffn_up")]),
-        ffn_down=place.matrix([floats("ffn_down")]),
+        attn_norm=vector("attn_norm"),
+        qkv=matrix("attn_q", "attn_k", "attn_v"),
+        attn_output=matrix("attn_output"),
+        ffn_norm=vector("ffn_norm"),
+        gate_up=matrix("ffn_gate", "ffn_up"),
+        ffn_down=matrix("ffn_down"),
         keys=place.zeros((config.kv_heads, config.head_dim, cache_length), dtype=place.weight_dtype),
         values=place.zeros((config.kv_heads, cache_length, config.head_dim), dtype=place.weight_dtype),
     )

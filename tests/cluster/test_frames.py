@@ -55,7 +55,7 @@ def header(*, length: int = 0, kind: int = FrameType.PING, flags: int = 0, chann
     ("data", "says"),
     [
         (header(kind=0), "unknown type 0"),
-        (header(kind=10), "unknown type 10"),
+        (header(kind=12), "unknown type 12"),
         (header(kind=255), "unknown type 255"),
         (header(kind=FrameType.DATA, length=MAX_PAYLOAD_BYTES + 1), "claims 65,537 bytes"),
         (header(kind=FrameType.DATA, length=0xFFFFFFFF), "claims 4,294,967,295 bytes"),

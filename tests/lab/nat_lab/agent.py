@@ -1,0 +1,172 @@
+"""A real node of the cluster in a host of the lab, told what to do over stdin, in JSON lines; answers on stdout.
+
+python -m tests.lab.nat_lab.agent. Requests run side by side and carry an id, which their answer repeats. Times are of
+the monotonic clock, which all processes of a machine share. It ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from ppsmoke.cluster.addresses import Address, Candidate, Endpoint
+from ppsmoke.cluster.identity import RunAuthority
+from ppsmoke.cluster.node import Node
+from ppsmoke.errors import LinkLost, SmokeError
+from ppsmoke.keys import derive
+from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, StageFailed, StageStatus, decode, encode
+from ppsmoke.pipeline.names import ENTRY_NAME, ORCHESTRATOR_MAILBOX, may_own
+from ppsmoke.waiting import Deadline, cancel_and_reap, running
+
+GREETINGS = "greetings"  # the mailbox that tells when a first message came
+LOOK_EVERY_S = 0.01  # at the links, whose changes of path are no events
+MAX_LINE_BYTES = 1 << 20
+
+
+class Agent:
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._node: Node
+        self._paths: dict[str, list[tuple[float, str]]] = {}  # by peer: since when on which path, "" is none
+        self._greeted: dict[str, float] = {}  # by sender: when its first message came
+
+    async def obey(self, request: dict[str, Any]) -> Any:
+        """The answer to a request: of the method that is called like its op."""
+        arguments = {name: value for name, value in request.items() if name not in ("op", "id")}
+        return await getattr(self, f"on_{request['op']}")(**arguments)
+
+    async def on_listen(
+        self,
+        *,
+        run_key: str,
+        role: str,
+        num_stages: int,
+        code_hash: str,
+        model: str,
+        tcp: tuple[str, int],
+        udp: tuple[str, int] | None,
+        advertise: Sequence[Sequence[Any]],
+    ) -> dict[str, Any]:
+        key = bytes.fromhex(run_key)
+        self._node = await self._stack.enter_async_context(
+            Node.listening(
+                RunAuthority(key).mint(role),
+                cluster_key=derive(key, "cluster"),
+                tcp=tuple(tcp),
+                udp=tuple(udp) if udp else None,
+                code_hash=code_hash,
+                model=model,
+                may_own=lambda name, owner: may_own(name, owner, num_stages),
+                advertise=[Candidate(*candidate) for candidate in advertise],
+            )
+        )
+        await self._stack.enter_async_context(running(self._watch_paths(), name="watch over paths"))
+        await self._stack.enter_async_context(running(self._read_greetings(), name="greetings"))
+        return {"node_id": self._node.node_id, "at": time.monotonic()}
+
+    async def _watch_paths(self) -> None:
+        while True:
+            now, paths = time.monotonic(), {link.peer: link.path for link in self._node.links()}
+            for peer in paths.keys() | self._paths.keys():
+                history, path = self._paths.setdefault(peer, []), paths.get(peer, "")
+                if not history or history[-1][1] != path:
+                    history.append((now, path))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _read_greetings(self) -> None:
+        mailbox = self._node.mailbox(GREETINGS)
+        while True:
+            delivery = await mailbox.receive()
+            self._greeted.setdefault(delivery.sender, time.monotonic())
+
+    async def on_dial(self, *, endpoint: dict[str, Any], within_s: float) -> None:
+        """Keep a link to it; returns when it is up. What is dialled in vain is dialled on."""
+        await Deadline.after(within_s).wait(self._node.dial(Endpoint(**endpoint)), doing="dialling")
+
+    async def on_gather(self, *, endpoints: list[dict[str, Any]], size: int, within_s: float) -> None:
+        async def known() -> AsyncIterator[Endpoint]:
+            for endpoint in endpoints:
+                yield Endpoint(**endpoint)
+
+        await self._node.gather(known(), size=size, deadline=Deadline.after(within_s))
+
+    async def on_greet(self, *, peer: str, within_s: float) -> None:
+        """A message to the peer, as soon as it can be had; returns when it is in its window."""
+
+        async def until_sent() -> None:
+            while True:
+                with suppress(LinkLost):  # out of reach so far
+                    return await self._node.send(Address(peer, GREETINGS), b"hello")
+                await asyncio.sleep(0.1)
+
+        await Deadline.after(within_s).wait(until_sent(), doing=f"greeting {peer}")
+
+    async def on_seen(self) -> dict[str, Any]:
+        """Since when each peer has been on which path, when its first message came, and who is a member."""
+        members = {member.node_id: member.state for member in self._node.members()}
+        links = {link.peer: link.rtt_ms for link in self._node.links()}
+        return {"paths": self._paths, "greeted": self._greeted, "members": members, "rtt_ms": links}
+
+    async def on_ask(self, *, prompt: str, raw: bool, max_tokens: int, within_s: float) -> dict[str, Any]:
+        """Ask the stages, once both are ready. As smoke.py does, without its report."""
+        deadline = Deadline.after(within_s)
+        entry = await deadline.wait(self._node.resolve(ENTRY_NAME), doing="looking up pp-entry")
+        request = InferenceRequest(
+            request_id=1,
+            reply_to=str(self._node.address(ORCHESTRATOR_MAILBOX)),
+            prompt=prompt,
+            max_tokens=max_tokens,
+            raw=raw,
+        )
+        await deadline.wait(self._node.send(entry, encode(request)), doing="sending the request")
+        while True:
+            received = self._node.mailbox(ORCHESTRATOR_MAILBOX).receive()
+            message = decode((await deadline.wait(received, doing="waiting for the answer")).payload)
+            if isinstance(message, StageFailed):
+                return {"failed": f"stage {message.stage}: {message.phase}: {message.cause}"}
+            if isinstance(message, InferenceResponse):
+                return {"token_ids": message.token_ids, "text": message.text}
+
+    async def on_await_ready(self, *, stages: int, within_s: float) -> list[int]:
+        """Until so many stages have said that they are ready."""
+        deadline, ready = Deadline.after(within_s), set()
+        while len(ready) < stages:
+            received = self._node.mailbox(ORCHESTRATOR_MAILBOX).receive()
+            message = decode((await deadline.wait(received, doing=f"{stages} stages ready")).payload)
+            if isinstance(message, StageFailed):
+                raise SmokeError(f"stage {message.stage}: {message.cause}", phase=message.phase)
+            if isinstance(message, StageStatus) and message.state == "ready":
+                ready.add(message.stage)
+        return sorted(ready)
+
+
+async def _answer(agent: Agent, request: dict[str, Any]) -> None:
+    try:
+        answer = {"result": await agent.obey(request)}
+    except SmokeError as error:
+        answer = {"error": str(error), "hint": error.hint}
+    print(json.dumps({"id": request["id"], **answer}), flush=True)
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    tasks: set[asyncio.Task[None]] = set()
+    async with AsyncExitStack() as stack:
+        agent = Agent(stack)
+        try:
+            while line := await reader.readline():
+                task = asyncio.ensure_future(_answer(agent, json.loads(line)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            await cancel_and_reap(*tasks)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

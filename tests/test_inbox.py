@@ -1,0 +1,153 @@
+"""What the orchestrator makes of its mailbox: readiness, refusals, failures, and a silence that is not waited out."""
+
+import asyncio
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from ppsmoke.cluster.addresses import Delivery
+from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.errors import DeadlineExceeded, StageError
+from ppsmoke.inbox import Inbox
+from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, encode
+from ppsmoke.report.progress import Progress
+from ppsmoke.report.summary import RunRecord
+from ppsmoke.waiting import Deadline, running
+
+ANSWER = InferenceResponse(request_id=1, finish_reason="stop", token_ids=(5, 2), prompt_token_ids=(1,), text="Hi")
+
+
+class Desk:
+    """An inbox, its mailbox, and what was said on the way."""
+
+    def __init__(self, stages: int = 2) -> None:
+        self.stream = io.StringIO()
+        self.record = RunRecord(run_id="r", model_name="m", num_stages=stages)
+        self.mailbox = Mailbox("orchestrator")
+        self.inbox = Inbox(self.mailbox, Progress(self.record, stream=self.stream, verbosity=1), stages)
+
+    def deliver(self, message, role: str = "stage-0-of-2") -> None:
+        payload = message if isinstance(message, bytes) else encode(message)
+        self.mailbox.put(Delivery("0" * 16, role, payload))
+
+    def status(self, stage: int, state: str, **more) -> None:
+        fields = {"done": 0, "total": 0, "token_id": -1, **more}
+        self.deliver(StageStatus(stage=stage, state=state, **fields))
+
+
+def run(story) -> Desk:
+    async def with_desk():
+        desk = Desk()
+        async with running(desk.inbox.pump(), name="pump"):
+            await story(desk)
+        return desk
+
+    return asyncio.run(with_desk())
+
+
+def ready(fingerprint: str) -> str:
+    return json.dumps({"fingerprint": fingerprint, "blocks": [0, 3], "total_blocks": 6, "device": "CPU"})
+
+
+def test_all_are_ready_when_each_has_said_so_and_the_record_has_their_words():
+    async def story(desk):
+        desk.status(0, "loading", what="block 1", done=1_000_000, total=9_000_000)
+        desk.status(0, "ready", detail_json=ready("aa"))
+        desk.status(1, "ready", detail_json=ready("aa"))
+        await desk.inbox.all_ready(Deadline.after(5, phase="load"), silence_s=5)
+
+    desk = run(story)
+    assert desk.record.stage_info[1]["blocks"] == [0, 3]
+    assert "stage 0: block 1, 1.0 of 9.0 MB" in desk.stream.getvalue()
+
+
+def test_stages_that_read_different_files_are_told_apart_before_a_wrong_answer_can_come_of_it():
+    async def story(desk):
+        desk.status(0, "ready", detail_json=ready("aa"))
+        desk.status(1, "ready", detail_json=ready("bb"))
+        with pytest.raises(StageError, match="different model files: stage 0 aa, stage 1 bb"):
+            await desk.inbox.all_ready(Deadline.after(5, phase="load"), silence_s=5)
+
+    run(story)
+
+
+def test_a_silence_ends_the_wait_and_names_the_stage_that_was_never_heard():
+    async def story(desk):
+        desk.status(0, "loading", what="block 1", done=1, total=9)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await desk.inbox.all_ready(Deadline.after(5, phase="load"), silence_s=0.05)
+        assert caught.value.stage == 1 and "nothing has moved for 0.05 s" in caught.value.cause
+        assert "stage 0 0 s ago (block 1), stage 1 never" in caught.value.cause
+
+    run(story)
+
+
+def test_the_runs_own_deadline_counts_although_stages_keep_talking():
+    async def story(desk):
+        async def talk():
+            while True:
+                desk.status(0, "loading", what="block 1", done=1, total=9)
+                await asyncio.sleep(0.005)
+
+        async with running(talk(), name="talk"):
+            with pytest.raises(DeadlineExceeded, match="waiting for stages to load .*0.1 s spent"):
+                await desk.inbox.all_ready(Deadline.after(0.1, phase="load"), silence_s=5)
+
+    run(story)
+
+
+def test_the_expected_answer_is_given_and_an_older_requests_is_not():
+    async def story(desk):
+        desk.inbox.expect(1)
+        desk.deliver(InferenceResponse(**{**vars(ANSWER), "request_id": 9}))
+        desk.deliver(ANSWER)
+        assert (await desk.inbox.answer(Deadline.after(5), silence_s=5)).request_id == 1
+
+    run(story)
+
+
+def test_a_refused_request_fails_alone_and_a_failed_stage_fails_the_run():
+    async def story(desk):
+        desk.inbox.expect(1)
+        desk.deliver(StageFailed(request_id=1, stage=0, phase="ask", cause="the prompt is too long", hint="shorten it"))
+        with pytest.raises(StageError, match="stage 0: the prompt is too long"):
+            await desk.inbox.answer(Deadline.after(5), silence_s=5)
+        failed = asyncio.ensure_future(desk.inbox.failed())
+        await asyncio.sleep(0)
+        assert not failed.done()
+        desk.deliver(StageFailed(request_id=0, stage=1, phase="load", cause="no clang", hint="install it", detail="d"))
+        with pytest.raises(StageError) as caught:
+            await failed
+        assert (caught.value.stage, caught.value.phase, caught.value.hint) == (1, "load", "install it")
+
+    run(story)
+
+
+def test_garbage_in_the_mailbox_is_a_line_and_the_reading_goes_on():
+    async def story(desk):
+        desk.inbox.expect(1)
+        desk.deliver(b"\xff\xff", role="stage-1-of-2")
+        desk.deliver(ANSWER)
+        await desk.inbox.answer(Deadline.after(5), silence_s=5)
+
+    assert "ignored a message from stage-1-of-2" in run(story).stream.getvalue()
+
+
+def test_each_link_is_told_once_and_odd_tales_of_links_are_left_out():
+    async def story(desk):
+        links = [{"to": "stage-1-of-2", "path": "direct", "rtt_ms": 1.23456}, "nonsense"]
+        desk.status(0, "linked", detail_json=json.dumps(links))
+        desk.status(1, "linked", detail_json=json.dumps([{"to": "stage-0-of-2", "path": "direct", "rtt_ms": None}]))
+        desk.inbox.expect(1)
+        desk.deliver(ANSWER)
+        await desk.inbox.answer(Deadline.after(5), silence_s=5)
+        own = SimpleNamespace(role="stage-0-of-2", path="relayed", rtt_ms=None)
+        node = SimpleNamespace(role="orchestrator", links=lambda: [own])
+        assert desk.inbox.links_json(node) == [
+            {"from": "orchestrator", "to": "stage-0-of-2", "path": "relayed", "rtt_ms": None},
+            {"from": "stage-0-of-2", "to": "stage-1-of-2", "path": "direct", "rtt_ms": 1.235},
+        ]
+
+    run(story)
