@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import socket
 import statistics
 import sys
@@ -65,7 +66,7 @@ async def measure(peer: dict, dial: dict | None, idle_s: float, warm: bool, cong
                 await node.send(to, bytes(size))
                 await answers.receive()
             for _ in range(ROUNDS):
-                await asyncio.sleep(idle_s)
+                await asyncio.sleep(idle_s + random.uniform(0, 0.2))  # any phase of the fillers
                 began = time.monotonic()
                 await node.send(to, bytes(size))
                 await answers.receive()
