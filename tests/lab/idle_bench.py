@@ -16,7 +16,6 @@ import sys
 import time
 
 from ppsmoke.cluster import link as link_module
-from ppsmoke.cluster import sockets
 from ppsmoke.cluster.addresses import Address, Endpoint
 from ppsmoke.cluster.identity import RunAuthority
 from tests.lab.cluster import RUN_KEY, lab
@@ -43,13 +42,15 @@ async def echo(role: str, dial: dict | None) -> None:
 
 
 def use_congestion_control(name: str) -> None:
-    plain = sockets.tune
+    """For every connection that is begun from now on: one that began with bbr goes on pacing whatever it is told."""
 
-    def tune(sock: socket.socket) -> None:
-        plain(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    class Socket(socket.socket):
+        def connect(self, address: object) -> None:
+            if self.family == socket.AF_INET and self.type == socket.SOCK_STREAM:
+                self.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            super().connect(address)
 
-    sockets.tune = tune
+    socket.socket = Socket
 
 
 async def measure(peer: dict, dial: dict | None, idle_s: float, warm: bool, congestion: str) -> None:
