@@ -15,6 +15,7 @@ from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
 from ppsmoke.cluster.identity import ALPN, PeerIdentity
+from ppsmoke.cluster.warmth import Warmth
 from ppsmoke.errors import FrameError, LinkError
 
 WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the kernel's part is TCP_NOTSENT_LOWAT
@@ -104,7 +105,7 @@ class Link(asyncio.Protocol):
         self._ping_sent_at: float | None = None
         self._pings = 0
         self._noted_at = 0.0
-        self._written_at = 0.0
+        self._warmth = Warmth()
         self._warm_until = 0.0
         self._filler: asyncio.TimerHandle | None = None
         self._now: Callable[[], float] = loop.time
@@ -186,14 +187,15 @@ class Link(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is not None:
             self.bytes_out += len(data)
-            self._written_at = self._now()
             self._transport.write(data)
 
-    def keep_warm(self) -> None:
-        """Data has gone out, and more may follow within WARM_S: TCP must not take the pause for an idle line."""
-        self._warm_until = self._now() + WARM_S
+    def keep_warm(self, count: int) -> None:
+        """So many bytes have gone out, and more may follow within WARM_S: TCP must not take the pause for idleness."""
+        now = self._now()
+        self._warm_until = now + WARM_S
+        self._warmth.note(count, now)
         if self._filler is None:
-            self._filler = self._call_at(self._now() + FILLER_EVERY_S, self._on_filler)
+            self._filler = self._call_at(now + FILLER_EVERY_S, self._on_filler)
 
     def ping(self) -> None:
         """Ask for a sign of life; the answer measures the round trip."""
@@ -364,11 +366,9 @@ class Link(asyncio.Protocol):
         if now >= self._warm_until or self.state != "up":
             self._filler = None
             return
-        if now - self._written_at >= FILLER_EVERY_S and not self.paused:
-            self.write(_FILLER_FRAME)
-        self._filler = self._call_at(
-            self._written_at + FILLER_EVERY_S if not self.paused else now + FILLER_EVERY_S, self._on_filler
-        )
+        for _ in range(0 if self.paused else self._warmth.fillers_due(now)):
+            self.write(_FILLER_FRAME)  # each leaves in a packet of its own
+        self._filler = self._call_at(now + FILLER_EVERY_S, self._on_filler)
 
     def _cancel_timers(self) -> None:
         for timer in (self._timer, self._filler):

@@ -163,11 +163,12 @@ class Peer:
 
     def pump(self) -> None:
         """Write what the window holds, as long as the link takes it."""
-        link = self.link
+        link, written = self.link, 0
         while link is not None and not link.paused and link.state == "up":
             chunk = self.session.next_chunk()
             if chunk is None:
-                return
+                break
+            written += len(chunk.payload)
             link.write(
                 encode_frame(
                     FrameType.DATA,
@@ -177,7 +178,8 @@ class Peer:
                     before=self._take_ack(),
                 )
             )
-            link.keep_warm()
+        if written and link is not None:
+            link.keep_warm(written)
 
     # --- receiving
 
