@@ -187,7 +187,8 @@ def _net(cell: Cell, lab: Lab) -> str:
     if not ledger["live"]:
         pending = cell.action in ("SIGKILL", "all at once") and cell.event == "during create"
         if not pending or not _appears(lab):
-            return "itself" if ledger["ended"] and cell.action in ("SIGTERM", "SIGINT") else "nothing to end"
+            ended_by = {"SIGKILL": "reaper", "all at once": "dead-man"}.get(cell.action, "itself")
+            return ended_by if lab.fake.ledger()["ended"] else "nothing to end"
     if cell.action in ("SIGTERM", "SIGINT"):
         return "LEFT"
     if cell.alone in ("", "reaper") and cell.action == "SIGKILL" and lab.settled(NET_WITHIN_S) is not None:

@@ -194,6 +194,8 @@ ROWS = (
     Row("a destroy is taken and ignored", "27", 0, (), ("destroy.ignored:2",), boots=True, rentals=2),
     Row("a destroy fails, and so do the reads after it", "27", 0, (), ("destroy.502:2", "show.502:3", "show.null"),
         boots=True, rentals=2),
+    Row("a baked image gets its certificates alone", "-", 0, (), boots=True, rentals=2,
+        arguments=("--baked", "--image", "registry.example/ppsmoke:1")),
     Row("no two stages on one host", "28", 0, (), boots=True, more=reports_two_hosts, rentals=2),
     Row("a host drops UDP", "32", 0, (), ("machine.udp-filtered",), boots=True, rentals=2),
     Row("a container has no key of its own", "26", 0, ("cannot end itself",), ("machine.no-key",), boots=True,
