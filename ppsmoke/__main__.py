@@ -11,9 +11,12 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - said here, before newer syntax is read
         print("ppsmoke: Python 3.10 or newer is needed, this is " + sys.version.split()[0], file=sys.stderr)
         return 1
-    from ppsmoke.cli import main as run
+    try:
+        from ppsmoke.cli import main as run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # before anything was started, or after everything has ended
+        return 130
 
 
 if __name__ == "__main__":

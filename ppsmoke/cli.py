@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppsmoke import __version__, models, smoke, vast_cli, vast_run
-from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, UsageError
+from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, UsageError, printable
 from ppsmoke.package import built_from, write_zipapp
 from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.loopback import LoopbackFleet
@@ -26,7 +27,8 @@ from ppsmoke.report.summary import RunRecord
 from ppsmoke.settings import LOOPBACK_MODEL, RENTED_MODEL, WIRE_DTYPES, RentSettings, Settings
 from ppsmoke.worker import cache  # files only: loads neither numpy nor tinygrad
 
-MAX_PROMPT_BYTES = 16 << 20
+MAX_PROMPT_BYTES = 4 << 20  # thirty times the longest context
+MAX_LINE = 1000  # characters of a line of an error; a server may have sent it
 LAST_WORDS = 3  # lines of a failed child's stderr that are shown without -v
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -49,12 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     _keep_standard_streams_open()
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.command(arguments)
+        status = arguments.command(arguments)
+        sys.stdout.flush()
+        return status
     except SmokeError as error:
+        if getattr(arguments, "as_json", False) and not isinstance(error, UsageError):
+            record = RunRecord(run_id=None, model_name=arguments.model, num_stages=arguments.stages, error=error)
+            _write_stdout(json.dumps(record.to_json()))
         _print_error(error, verbose=getattr(arguments, "verbosity", NORMAL) >= VERBOSE)
         return error.exit_status
-    except BrokenPipeError:
+    except OSError as error:  # whatever a subcommand prints: a run has its own care for it
         _silence_stdout()
+        _print_error(SmokeError(f"stdout cannot be written: {error.strerror}"), verbose=False)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -68,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="store_const", const=_show_version, dest="command", help="show it and exit")
     parser.set_defaults(command=_run)
     _add_run_options(parser)
     vast_cli.add_rent_options(parser)
@@ -111,9 +119,10 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     loudness.add_argument("-q", "--quiet", action="store_const", const=QUIET, dest="verbosity", help="only errors")
 
 
-def _version() -> str:
-    build = built_from()
-    return f"ppsmoke {__version__}" + (f" ({build['commit'][:12]})" if build.get("commit") else "")
+def _show_version(_: argparse.Namespace) -> int:
+    commit = _commit()
+    print(f"ppsmoke {__version__}" + (f" ({commit[:12]})" if commit else ""))
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -142,6 +151,7 @@ def _run(arguments: argparse.Namespace) -> int:
     record = RunRecord(run_id=settings.run_id, model_name=settings.model, num_stages=settings.num_stages)
     log = open_log(state_dir() / "logs", settings.run_id)
     progress = Progress(record, verbosity=settings.verbosity, log=log)
+    logging.getLogger().handlers = [_ToProgress(progress)]  # asyncio's and the cluster's own words
     try:
         status = asyncio.run(_until_done_or_signalled(settings, progress, rent, key))
     finally:
@@ -149,6 +159,18 @@ def _run(arguments: argparse.Namespace) -> int:
     if settings.as_json:
         status = _print_answer(json.dumps(record.to_json(), ensure_ascii=False), status)
     return status
+
+
+class _ToProgress(logging.Handler):
+    """Log records as details of the run: in its log file always, on the terminal with -v."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            self._progress.detail(f"{record.name}: {line}")
 
 
 async def _until_done_or_signalled(
@@ -197,10 +219,12 @@ def _conclude(
     error = None if task.cancelled() else task.exception()
     if signalled and not isinstance(error, DestroyFailed):
         error = signalled[0]
+    if error is None and stdout_broke:
+        error = SmokeError("the answer was there, but stdout could not be written", phase="print")
     if error is None:
         for line in progress.record.lines():
             progress.say(line)
-        return 1 if stdout_broke else 0
+        return 0
     if not isinstance(error, SmokeError):
         shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         error = SmokeError(f"{type(error).__name__}: {error}", hint="this is a fault of ppsmoke's own", detail=shown)
@@ -208,7 +232,7 @@ def _conclude(
     for line in error.detail.splitlines():
         progress.detail(f"  {line}")
     _print_error(error, verbose=False, log_path=progress.record.log_path)
-    return 1 if stdout_broke else error.exit_status
+    return error.exit_status if not stdout_broke else 1
 
 
 def _open_loopback(progress: Progress) -> LoopbackFleet:
@@ -278,7 +302,7 @@ def _cache(arguments: argparse.Namespace) -> int:
 def _write_stdout(text: str) -> bool:
     """Print a line; False where stdout is broken (then it is silenced, so that Python's exit does not complain)."""
     try:
-        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may be unable to show what a model says
         print(text, flush=True)
         return True
     except (OSError, ValueError):
@@ -304,7 +328,7 @@ def _print_error(error: SmokeError, *, verbose: bool, log_path: str | None = Non
         lines.append(f"  log: {log_path}")
     lines += error.detail.splitlines() if verbose else [f"  | {line}" for line in _last_words(error.detail)]
     try:
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        print(printable("\n".join(line[:MAX_LINE] for line in lines)), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
 
@@ -317,8 +341,10 @@ def _last_words(detail: str) -> list[str]:
 
 def _keep_standard_streams_open() -> None:
     """A process started without fd 0, 1 or 2 would give these numbers to sockets, which its children then inherit."""
-    for fd in (0, 1, 2):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+        except OSError:  # the lowest free number is this one; what is written to stdout must be seen to fail
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115

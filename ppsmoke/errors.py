@@ -113,3 +113,8 @@ class Interrupted(SmokeError):
         super().__init__(f"interrupted by signal {signal_number}", phase=phase)
         self.signal_number = signal_number
         self.exit_status = 128 + signal_number
+
+
+def printable(text: str) -> str:
+    """Text of a server, a host or a model without what could move a terminal's cursor."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

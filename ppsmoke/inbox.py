@@ -16,12 +16,15 @@ from ppsmoke.pipeline.names import stage_role
 from ppsmoke.report.progress import Progress
 from ppsmoke.waiting import Deadline
 
+OWN_LAG_S = 2.0  # a wait that takes so much longer than asked: we were stopped, not they
+
 
 class Inbox:
     """pump() reads; the others wait for what it has read. Times are of the monotonic clock."""
 
     def __init__(self, mailbox: Mailbox, progress: Progress, num_stages: int) -> None:
         self.stage_nodes: dict[str, int] = {}
+        self._done: dict[int, tuple[bool, int]] = {}  # of the present request: (past its prefill, how many)
         self._links: dict[int, list[dict[str, Any]]] = {}
         self._mailbox = mailbox
         self._progress = progress
@@ -62,6 +65,9 @@ class Inbox:
 
     def _take_status(self, status: StageStatus) -> None:
         self._heard[status.stage] = (time.monotonic(), status.what or status.state)
+        if status.state in ("prefill", "token"):
+            # Positions computed: all of the prompt's come before the first token, which the exit alone counts apart.
+            self._done[status.stage] = (status.state == "token", status.done)
         match status.state:
             case "loading":
                 self._progress.loading(status.stage, status.what, status.done, status.total)
@@ -96,6 +102,7 @@ class Inbox:
     def expect(self, request_id: int) -> None:
         """The next answer is to this request; an older one's is ignored."""
         self._expected, self._answer, self._refusal = request_id, None, None
+        self._done.clear()
         self._moved_at = time.monotonic()
 
     async def answer(self, deadline: Deadline, *, silence_s: float) -> InferenceResponse:
@@ -120,18 +127,33 @@ class Inbox:
                 raise DeadlineExceeded(
                     f"{doing}: nothing has moved for {silence_s:g} s ({self._last_heard()})",
                     phase=deadline.phase,
-                    stage=self._quietest(),
-                    hint="the stage's last lines show where it hangs; -v shows all it printed",
+                    stage=self._stuck(),
+                    hint="its machine may be frozen or overloaded; -v shows all that it printed",
                 )
-            wait = asyncio.ensure_future(self._moved.wait())
-            try:
-                await asyncio.wait({wait}, timeout=min(deadline.remaining(), silence_s - quiet_for))
-            finally:
-                wait.cancel()
+            await self._wait_for_a_move(min(deadline.remaining(), silence_s - quiet_for))
 
-    def _quietest(self) -> int | None:
-        missing = [stage for stage in range(self._num_stages) if stage not in self._heard]
-        return missing[0] if missing else min(self._heard, key=lambda stage: self._heard[stage][0])
+    async def _wait_for_a_move(self, at_most_s: float) -> None:
+        """After this process itself stood still (Ctrl-Z, a closed lid) the silence is counted anew."""
+        until = time.monotonic() + at_most_s
+        wait = asyncio.ensure_future(self._moved.wait())
+        try:
+            await asyncio.wait({wait}, timeout=at_most_s)
+        finally:
+            wait.cancel()
+        if time.monotonic() - until > OWN_LAG_S:
+            self._moved_at = time.monotonic()
+
+    def _stuck(self) -> int | None:
+        """The stage whose turn it is: never heard; still loading, the longest without a word; or the first in the chain
+        that has not done what the one before it has."""
+        heard, stages = self._heard, range(self._num_stages)
+        silent = [stage for stage in stages if stage not in heard]
+        loading = [stage for stage in stages if stage not in self._progress.record.stage_info]
+        if silent or loading:
+            return silent[0] if silent else min(loading, key=lambda stage: heard[stage][0])
+        done = [self._done.get(stage, (False, 0)) for stage in stages]
+        behind = [stage for stage in stages[1:] if done[stage] < done[stage - 1]]
+        return behind[0] if behind else 0
 
     def _last_heard(self) -> str:
         now = time.monotonic()

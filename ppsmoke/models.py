@@ -118,9 +118,16 @@ def resolve(reference: str) -> Model | Url | Path:
         return model
     if "://" in reference:
         return _url(reference)
-    path = Path(reference).expanduser()
-    if reference and path.exists():
-        return path
+    try:
+        path = Path(reference).expanduser()
+        if reference and path.exists():
+            if not path.is_file():
+                raise InputError(f"{reference} is no regular file", hint="--model wants a GGUF file")
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a home that is not known
+        raise InputError(
+            f"{reference[:80]!r} is no usable path: {error}"[:300], hint="--model wants a GGUF file"
+        ) from error
     if os.sep in reference or reference.lower().endswith(".gguf"):
         raise InputError(f"there is no file {reference}", hint="--model wants a name, a path or an https URL of a GGUF")
     near = difflib.get_close_matches(reference.lower(), MODELS, n=3, cutoff=0.5) or list(MODELS)

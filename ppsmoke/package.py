@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
@@ -67,7 +68,12 @@ def build_zipapp(commit: str) -> bytes:
 
 
 def write_zipapp(target: Path, commit: str) -> int:
-    """Write the zipapp whole or not at all; the number of bytes. A running file is never overwritten in place."""
+    """Write the zipapp whole or not at all; the number of bytes. A running file is never overwritten in place.
+
+    Raises OSError, also for what is there and is no regular file: a device would be replaced by ours."""
+    target = Path(os.path.realpath(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EEXIST, "it exists and is no regular file")
     data = build_zipapp(commit)
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -80,8 +86,8 @@ def write_zipapp(target: Path, commit: str) -> int:
 
 
 def built_from() -> dict[str, str]:
-    """What a zipapp says of itself: version, commit, code; of a checkout or an installed package the commit is ""."""
+    """What a zipapp says of itself: version, commit, code; a checkout or an installed package knows its version."""
     try:
         return json.loads((resources.files("ppsmoke") / "build.json").read_bytes())
     except (OSError, ValueError):
-        return {"version": __version__, "commit": "", "code": code_hash()}
+        return {"version": __version__, "commit": ""}

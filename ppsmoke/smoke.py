@@ -12,7 +12,7 @@ from ppsmoke import models
 from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import SmokeError, StageError
+from ppsmoke.errors import InputError, SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
@@ -99,7 +99,7 @@ async def stages_up(
     settings: Settings, progress: Progress, open_fleet: FleetFactory, deadline: Deadline
 ) -> AsyncIterator[Pipeline]:
     """Stages for this block alone, loaded and watched: if one fails, the block is cancelled and the failure raised."""
-    model = _as_seen_anywhere(settings.model)  # refused, if it must be, before anything is started
+    model = _as_seen_anywhere(settings.model, settings.num_stages)  # refused, if it must be, before anything is started
     authority = RunAuthority(settings.run_key)
     progress.phase("rent")
     fleet = open_fleet(progress)
@@ -222,7 +222,12 @@ def specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -
     return spec_of
 
 
-def _as_seen_anywhere(model: str) -> str:
-    """The model's reference, a path made absolute. Raises InputError for what is neither path, name nor URL."""
+def _as_seen_anywhere(model: str, num_stages: int) -> str:
+    """The model's reference, a path made absolute. Raises InputError for what is neither path, name nor URL,
+    and for more stages than a known model has blocks."""
     resolved = models.resolve(model)
+    if isinstance(resolved, models.Model) and num_stages > resolved.blocks:
+        raise InputError(
+            f"{num_stages} stages for a model of {resolved.blocks} blocks", hint=f"try --stages {resolved.blocks}"
+        )
     return str(resolved.resolve()) if isinstance(resolved, Path) else model

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ppsmoke.errors import DeadlineExceeded
@@ -25,6 +25,7 @@ class Deadline:
     at: float
     budget_s: float
     phase: str = ""
+    hint: str = "try a larger --budget"
 
     @classmethod
     def after(cls, seconds: float, *, phase: str = "") -> Deadline:
@@ -32,8 +33,8 @@ class Deadline:
 
     def capped(self, seconds: float, *, phase: str = "") -> Deadline:
         """The earlier of this deadline and `seconds` from now; the error names the one that ran out."""
-        other = Deadline.after(seconds, phase=phase or self.phase)
-        return other if other.at < self.at else Deadline(self.at, self.budget_s, phase or self.phase)
+        phase, at = phase or self.phase, time.monotonic() + seconds
+        return Deadline(at, seconds, phase, hint="") if at < self.at else replace(self, phase=phase)
 
     def remaining(self) -> float:
         """Seconds left, never negative."""
@@ -42,7 +43,7 @@ class Deadline:
     def expired(self, doing: str, *, hint: str = "", stage: int | None = None) -> DeadlineExceeded:
         """The error that says this deadline ran out while `doing`."""
         return DeadlineExceeded(
-            f"{doing}: {self.budget_s:g} s spent", phase=self.phase, stage=stage, hint=hint or "try a larger --budget"
+            f"{doing}: {self.budget_s:g} s spent", phase=self.phase, stage=stage, hint=hint or self.hint
         )
 
     async def wait(self, awaitable: Awaitable[T], *, doing: str, hint: str = "", stage: int | None = None) -> T:

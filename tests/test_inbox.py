@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -149,5 +150,38 @@ def test_each_link_is_told_once_and_odd_tales_of_links_are_left_out():
             {"from": "orchestrator", "to": "stage-0-of-2", "path": "relayed", "rtt_ms": None},
             {"from": "stage-0-of-2", "to": "stage-1-of-2", "path": "direct", "rtt_ms": 1.235},
         ]
+
+    run(story)
+
+
+def test_the_stage_whose_turn_it_was_is_blamed_for_a_silence_in_mid_decode():
+    async def story(desk):
+        for stage in (0, 1):
+            desk.status(stage, "ready", detail_json=ready("aa"))
+        for last_word, blamed in ((("prefill", 28), 1), (("token", 2), 1), (None, 0)):
+            desk.inbox.expect(1)
+            desk.status(0, "prefill", done=28, total=28)
+            if last_word != ("prefill", 28):
+                desk.status(1, "token", done=1, total=9, token_id=5)
+            if last_word is not None:
+                desk.status(0, last_word[0], done=last_word[1], total=9)
+            with pytest.raises(DeadlineExceeded, match="nothing has moved") as caught:
+                await desk.inbox.answer(Deadline.after(5), silence_s=0.05)
+            assert caught.value.stage == blamed, last_word
+
+    run(story)
+
+
+def test_the_time_in_which_we_ourselves_were_stopped_is_nobodys_silence(monkeypatch):
+    async def story(desk):
+        desk.inbox.expect(1)
+        late = asyncio.ensure_future(desk.inbox.answer(Deadline.after(60), silence_s=0.2))
+        await asyncio.sleep(0)
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 40)  # the process was stopped for 40 s
+        await asyncio.sleep(0.3)
+        assert not late.done()
+        desk.deliver(ANSWER)
+        assert (await late).text == "Hi"
 
     run(story)

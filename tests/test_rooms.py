@@ -15,7 +15,7 @@ BELOW = {  # room: the rooms that it may import, besides the open ones
     "report": set(),
     "worker": set(),
     "pipeline": {"cluster", "worker.start"},
-    "rent": {"cluster", "report"},
+    "rent": {"cluster", "report", "worker.cache"},
     "stage_node": {"node_settings", "pipeline", "cluster", "worker.start"},
     "node_settings": {"pipeline", "cluster", "worker.start"},
     "inbox": {"pipeline", "cluster", "report"},

@@ -305,8 +305,11 @@ class StageActor:
             hidden=hidden.data,
         )
         await self._send(stage_name(self._stage + 1), message)
+        prompt = len(request.prompt_token_ids)
         if is_prefill:
-            self._status("prefill", done=request.cached, total=len(request.prompt_token_ids))
+            self._status("prefill", done=request.cached, total=prompt)
+        else:  # as many as the exit will have when it has done its part
+            self._status("token", done=request.cached - prompt + 1, total=request.max_tokens)
 
     async def _on_sampled(
         self, request: _Request, sampled: Sampled, compute_us: tuple[int, ...], *, last_chunk: bool

@@ -23,6 +23,7 @@ from ppsmoke.errors import DestroyFailed, EnvironmentLacks, StageError
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
+from ppsmoke.worker import cache
 
 START_BUDGET_S = 30.0  # from fork to the line that says where a node listens; 0.2 s on an idle machine
 LEAVE_BUDGETS_S = (("", 4.0), ("SIGTERM", 2.0), ("SIGKILL", 5.0))  # how long each way of asking to end is given
@@ -72,7 +73,7 @@ class LoopbackFleet:
         stage, wait = next(pair for pair in zip(self._stages, waits, strict=True) if not pair[1].cancelled())
         wait.result()  # raises where it was not the end of the process
         raise StageError(
-            f"its process ended ({stage.ending()})",
+            f"its process ended ({stage.ending()})" + stage.last_words(),
             stage=stage.spec.stage,
             hint="its last words are below, all of them with -v and in the log",
             detail=stage.tail(),
@@ -84,6 +85,7 @@ class LoopbackFleet:
     async def destroy_all(self) -> None:
         """All stages at once: close the lifeline, then SIGTERM, then SIGKILL; done when their output is at EOF."""
         results = await asyncio.gather(*(stage.end() for stage in self._stages))
+        cache.sweep()  # of a download that was cut short
         left = [text for text in results if text]
         if left:
             raise DestroyFailed("; ".join(left), phase="destroy", hint="end them with kill -9")
@@ -173,6 +175,11 @@ class _StageProcess:
             return "still running"
         return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
+    def last_words(self) -> str:
+        """What the node itself said of its end, if it could."""
+        said = next((line for line in reversed(self._tail) if line.startswith("node | ")), "")
+        return said.replace("node | ", ": ", 1)[:300]
+
     def tail(self) -> str:
         return "\n".join(self._tail)
 
@@ -185,9 +192,9 @@ class _StageProcess:
         for name, budget_s in LEAVE_BUDGETS_S:
             if name:
                 self._signal_group(getattr(signal, name))
-            gone = asyncio.gather(self._process.wait(), *(asyncio.shield(reader) for reader in self._readers))
-            await asyncio.wait({gone}, timeout=budget_s)
-            if gone.done():
+            gone = asyncio.ensure_future(self._process.wait())
+            _, waiting = await asyncio.wait({gone, *self._readers}, timeout=budget_s)
+            if not waiting:
                 return ""
             gone.cancel()
         await cancel_and_reap(*self._readers)

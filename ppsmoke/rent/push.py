@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ppsmoke.errors import DeadlineExceeded, InputError, StageError
+from ppsmoke.errors import DeadlineExceeded, InputError, StageError, printable
 from ppsmoke.rent import second_stage
 from ppsmoke.rent.process_one import BODY_S, MAGIC, MAX_PAYLOAD_BYTES, proof
 from ppsmoke.rent.second_stage import PUSH, WATCH
@@ -71,14 +71,14 @@ class BootStatus:
             return value if isinstance(value, kind) and not isinstance(value, bool) else default
 
         return cls(
-            state=_harmless(field("state", str, ""))[:20],
-            python=_harmless(field("python", str, ""))[:40],
-            dead_man=_harmless(field("dead_man", str, "armed"))[:80],
+            state=printable(field("state", str, ""))[:20],
+            python=printable(field("python", str, ""))[:40],
+            dead_man=printable(field("dead_man", str, "armed"))[:80],
             dead_man_restarts=field("dead_man_restarts", int, 0),
             pip_try=field("pip_try", int, 0),
             pip_s=float(field("pip_s", (int, float), 0.0)),
             exit=field("exit", int, None),
-            tail=_harmless(field("tail", str, "")),
+            tail=printable(field("tail", str, "")),
         )
 
     @property
@@ -339,8 +339,3 @@ class _Talk:
             return BootStatus.read(text)
         except ValueError as error:
             raise _Seen(f"a record that does not read: {error}") from error
-
-
-def _harmless(text: str) -> str:
-    """Text from a machine that is not ours, without what could move a terminal's cursor."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)

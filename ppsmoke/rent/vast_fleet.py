@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
-from ppsmoke.errors import DestroyFailed, SmokeError, StageError
+from ppsmoke.errors import DestroyFailed, SmokeError, StageError, printable
 from ppsmoke.rent.account_view import AccountView
 from ppsmoke.rent.berth import Berth
 from ppsmoke.rent.create import Creator
@@ -236,14 +236,9 @@ class VastFleet:
             if not asking.done():
                 return f"{heading} its log did not arrive"
             with suppress(VastError):
-                return f"{heading}\n{_printable(asking.result())}"
+                return f"{heading}\n{printable(asking.result())}"
             return f"{heading} no log"
         except SmokeError as error:
             return f"{heading} no log: {error.cause}"
         finally:
             await cancel_and_reap(asking)
-
-
-def _printable(text: str) -> str:
-    """A host's text without what could move a terminal's cursor."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

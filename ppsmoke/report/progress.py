@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from ppsmoke.errors import printable
 from ppsmoke.report.summary import RunRecord
 
 LOADING_LINE_EVERY_S = 1.0
@@ -96,7 +97,7 @@ class Progress:
             self._log = None
 
     def _write(self, text: str, *, level: int) -> None:
-        line = f"[{time.monotonic() - self._started:6.1f}s] {text}"
+        line = f"[{time.monotonic() - self._started:6.1f}s] {printable(text)}"
         if self._log is not None:
             with suppress(OSError, ValueError):
                 self._log.write(line + "\n")

@@ -33,8 +33,8 @@ def _p50_p99(values: Sequence[float]) -> dict[str, float | None]:
 class RunRecord:
     """Filled as the run goes; whatever is not known stays None or empty. Times in seconds unless the name says ms."""
 
-    run_id: str
-    model_name: str
+    run_id: str | None  # None: it was refused before it became a run
+    model_name: str | None
     num_stages: int
     log_path: str | None = None
     answer: Any = None  # pipeline.messages.InferenceResponse

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +153,14 @@ def clear() -> tuple[int, list[Entry]]:
         else:
             left.append(entry)
     return freed, left
+
+
+def sweep() -> None:
+    """Remove what a download left that was killed. Never raises: whoever downloads next removes it too."""
+    for path in _listing(cache_dir() / "models"):
+        if path.name.startswith(UNFINISHED_PREFIX):
+            with suppress(OSError, FetchError):
+                _remove(Entry(path.name, path, 0))
 
 
 def lock_path(entry: Path) -> Path:

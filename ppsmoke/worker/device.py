@@ -37,6 +37,9 @@ LIBCUDA_FOLDERS = (
 )
 
 
+CACHE_ROOM_BYTES = 4 << 20  # kernels of a model take about one, its steps a few
+
+
 def prepare(requested: str, environment: MutableMapping[str, str]) -> str:
     """Choose the device ("" chooses CUDA where a driver is, else the CPU) and set what tinygrad reads at import.
 
@@ -119,8 +122,9 @@ def _choose_kernel_cache(environment: MutableMapping[str, str]) -> None:
     folder = cache_dir() / "kernels" / _machine_id(environment)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(CACHE_ROOM_BYTES))  # a full disk may still give an empty file
+            file.flush()
     except OSError:
         environment["CACHELEVEL"] = "0"  # else tinygrad fails at its first kernel
         return

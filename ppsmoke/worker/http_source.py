@@ -27,6 +27,7 @@ from ppsmoke.models import LOOPBACK_HOSTS, Url
 from ppsmoke.worker import cache
 from ppsmoke.worker.cache import Progress, writing
 
+MAX_FILE_BYTES = 1 << 40  # a server may claim anything; ours are sparse files of that length
 SEGMENT_BYTES = 1 << 20
 WINDOW_SEGMENTS = 64  # one request: large enough that its round trips do not count, small enough for others to wait
 MARK_SEGMENTS = 8  # between two fsyncs: what a kill costs, and how often a slow disk is waited for
@@ -74,7 +75,7 @@ class HttpSource:
         while length > 0:
             piece = os.pread(self._data_fd, length, offset)
             if not piece:
-                raise FetchError(f"the cached file in {self._folder} was cut short", hint="try ppsmoke cache --clear")
+                raise FetchError(f"the cached file in {self._folder} was cut short", hint="try ppsmoke cache clear")
             pieces.append(piece)
             offset, length = offset + len(piece), length - len(piece)
         return b"".join(pieces)
@@ -111,7 +112,7 @@ class HttpSource:
             else:
                 self._begin(self._retrying(0, self._first_segment))
         if expected_bytes is not None and self.size != expected_bytes:
-            hint = "ppsmoke cache --clear, and try again; if that does not help, the server has another file"
+            hint = "ppsmoke cache clear, and try again; if that does not help, the server has another file"
             raise FetchError(f"{self.name} has {self.size} bytes instead of {expected_bytes}", hint=hint)
 
     def _begin(self, first: bytes) -> None:
@@ -220,7 +221,7 @@ class HttpSource:
             etag = response.headers.get("ETag")
             changed = _strong(etag) and _strong(self._etag) and etag != self._etag
             if size != self.size or changed:
-                hint = "ppsmoke cache --clear, and try again"
+                hint = "ppsmoke cache clear, and try again"
                 raise FetchError(f"{self.name} has changed on the server since it was first read", hint=hint)
             if (start, stop) != (begin, end):
                 raise FetchError(f"{self.name}: the server answers with other bytes than it was asked for")
@@ -285,7 +286,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = MAX_REDIRECTS
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        source, target = urlsplit(req.full_url), urlsplit(newurl)
+        try:
+            source, target = urlsplit(req.full_url), urlsplit(newurl)
+        except ValueError as error:
+            raise FetchError(f"{urlsplit(req.full_url).hostname} redirects to a malformed address") from error
         local = source.scheme == "http" and target.scheme == "http" and target.hostname in LOOPBACK_HOSTS
         if target.scheme != "https" and not local:
             raise FetchError(f"{source.hostname} redirects to {target.scheme}://{target.hostname}, not to https")
@@ -302,7 +306,7 @@ def _content_range(response: Any, name: str) -> tuple[int, int, int]:
     if not match:
         raise FetchError(f"{name}: the server answers a range without saying which ({value[:60]!r})")
     start, last, size = map(int, match.groups())
-    if not start <= last < size:
+    if not start <= last < size <= MAX_FILE_BYTES:
         raise FetchError(f"{name}: the server answers an impossible range ({value[:60]!r})")
     return start, last + 1, size
 

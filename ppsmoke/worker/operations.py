@@ -14,7 +14,7 @@ import numpy as np
 
 from ppsmoke.errors import SmokeError
 from ppsmoke.worker.hidden import WIRE_DTYPES, from_wire, to_wire
-from ppsmoke.worker.stage_model import ContextFull, StageModel, WrongPosition
+from ppsmoke.worker.stage_model import ContextFull, NotNumbers, StageModel, WrongPosition
 from ppsmoke.worker.tokenizer import Tokenizer
 
 
@@ -61,6 +61,8 @@ class Operations:
             reply = self._ops[op](request)
         except WrongPosition as error:
             raise RequestError("position", str(error)) from error
+        except NotNumbers as error:
+            raise RequestError("numbers", str(error)) from error
         except ContextFull as error:
             raise RequestError("context", str(error)) from error
         return reply | {"compute_us": round(self._compute_s * 1e6)}

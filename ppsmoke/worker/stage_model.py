@@ -26,6 +26,10 @@ class ContextFull(ValueError):
     """The positions asked for reach beyond the context."""
 
 
+class NotNumbers(ValueError):
+    """The computation gave NaN: no token can be chosen."""
+
+
 class WrongPosition(ValueError):
     """The position is not the number of tokens in the KV cache."""
 
@@ -167,6 +171,8 @@ class StageModel:
             out = self._run(hidden, position, fetch=sample)
             token = self._head.from_host(out[-1:]) if sample else None
         self.length = position + len(hidden)
+        if token is not None and not 0 <= token < self.config.vocabulary:
+            raise NotNumbers("the logits are not numbers (NaN): the weights are damaged, or too large for this device")
         return token
 
     def last_logits(self) -> np.ndarray:

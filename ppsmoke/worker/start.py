@@ -38,6 +38,8 @@ def entry(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the bridge starts us with it blocked
     parent = os.getppid()
+    # Our copy of the node's own stdout, until we end: who reads it to its end knows that we are gone too.
+    _high_copy(1)
     high = [_high_copy(end.fileno()) for end in (requests, replies, errors)]  # an end may itself be 0, 1 or 2
     for end in (requests, replies, errors):
         end.close()

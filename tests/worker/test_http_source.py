@@ -205,7 +205,7 @@ def test_a_file_that_changed_on_the_server_is_refused(server):
     server.etag = '"two"'
     with pytest.raises(FetchError, match="has changed on the server") as caught:
         source.read(SEGMENT_BYTES, 1)
-    assert "cache --clear" in caught.value.hint
+    assert "cache clear" in caught.value.hint
     server.etag = 'W/"two"'  # weak ones say nothing about bytes
     source.read(SEGMENT_BYTES, 1)
     server.data = REMOTE + b"x"
