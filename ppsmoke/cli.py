@@ -311,7 +311,10 @@ def _write_stdout(text: str) -> bool:
 
 
 def _print_answer(text: str, status: int) -> int:
-    return status if _write_stdout(text) else 1
+    if _write_stdout(text):
+        return status
+    _print_error(SmokeError("stdout could not be written", phase="print"), verbose=False)
+    return 1
 
 
 def _silence_stdout() -> None:

@@ -179,7 +179,7 @@ def test_the_time_in_which_we_ourselves_were_stopped_is_nobodys_silence(monkeypa
         await asyncio.sleep(0)
         real = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + 40)  # the process was stopped for 40 s
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.05)
         assert not late.done()
         desk.deliver(ANSWER)
         assert (await late).text == "Hi"
