@@ -28,8 +28,9 @@ ROUNDS = 8
 WARM_UP = 6  # messages of the same size, one after the other
 
 
-async def echo(role: str, dial: dict | None) -> None:
+async def echo(role: str, dial: dict | None, congestion: str) -> None:
     """A node that answers each message by one byte, until stdin ends."""
+    use_congestion_control(congestion)
     async with lab() as cluster:
         node = await cluster.node(role, tcp=("0.0.0.0", TCP_PORT))
         print("listening", flush=True)
@@ -46,9 +47,16 @@ def use_congestion_control(name: str) -> None:
 
     class Socket(socket.socket):
         def connect(self, address: object) -> None:
+            self._choose()
+            super().connect(address)
+
+        def listen(self, *backlog: int) -> None:
+            self._choose()
+            super().listen(*backlog)
+
+        def _choose(self) -> None:
             if self.family == socket.AF_INET and self.type == socket.SOCK_STREAM:
                 self.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-            super().connect(address)
 
     socket.socket = Socket
 
@@ -92,7 +100,7 @@ def bench(rtt_ms: float, idle_s: float, path: str, congestion: str, *, warm: boo
         relay = endpoint("stage-1", "stage-1-of-2") | {"udp_port": None} if path == "relayed" else None
         processes = []
         for name, role, dial in (("stage-1", "stage-1-of-2", None), ("stage-0", "stage-0-of-2", relay)):
-            command = [sys.executable, "-m", "tests.lab.idle_bench", "--echo", json.dumps([role, dial])]
+            command = [sys.executable, "-m", "tests.lab.idle_bench", "--echo", json.dumps([role, dial, congestion])]
             process = built.node(name).popen(command, stdin=PIPE, stdout=PIPE)
             process.stdout.readline()
             processes.append(process)
