@@ -142,7 +142,7 @@ async def _agree(plan: Plan, rent: RentSettings, progress: Progress) -> None:
         progress.say(line)
     if rent.confirm == "yes" or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    print(f"ppsmoke: rent this, for ${plan.most_usd:.2f} at most? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"ppsmoke: rent this, for {plan.at_most} at most? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = await _line_of_stdin()
     if answer.strip().lower() not in ("y", "yes"):
         raise RentError("not confirmed; nothing was rented", phase="rent", hint="answer y, or give --yes")

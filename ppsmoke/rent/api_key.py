@@ -12,6 +12,7 @@ from ppsmoke.keys import derive
 
 KEY_VARIABLE = "VAST_API_KEY"
 MAX_KEY_CHARS = 1024  # real ones have 64; a file far longer than this is no key file
+MIN_SECRET_CHARS = 8  # a lab's key of a letter or two is in any text by chance, so such a one is not searched for
 _PRINTABLE = re.compile(r"[!-~]+")
 HINT = f"give --api-key KEY, --api-key - (reads it from stdin), {KEY_VARIABLE}, or the official client's key file"
 
@@ -35,9 +36,9 @@ class ApiKey:
         """8 hex digits that tell two keys apart and give neither away."""
         return derive(self._text.encode(), "account", 4).hex()
 
-    def redact(self, text: str) -> str:
-        """`text` without the key, should a service have echoed it."""
-        return text.replace(self._text, "[key]")
+    def redact(self, body: bytes) -> bytes:
+        """`body` without the key, should a service have echoed it: its words are shown and logged."""
+        return body.replace(self._text.encode(), b"[key]") if len(self._text) >= MIN_SECRET_CHARS else body
 
     def __repr__(self) -> str:
         return "ApiKey(...)"

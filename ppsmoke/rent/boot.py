@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ppsmoke.errors import InputError, RentError
 from ppsmoke.keys import derive
+from ppsmoke.rent.api_key import MIN_SECRET_CHARS
 from ppsmoke.rent.minify import minify
 from ppsmoke.rent.process_one import ProcessOne
 
@@ -107,7 +108,7 @@ def create_environment(
     environment[f"-p {TCP_PORT}:{TCP_PORT}"] = "1"
     environment[f"-p {UDP_PORT}:{UDP_PORT}/udp"] = "1"
     text = "\0".join(word for item in environment.items() for word in item)
-    if any(one and one in text for one in forbidden):
+    if any(len(one) >= MIN_SECRET_CHARS and one in text for one in forbidden):
         raise RentError("a secret of the user's would travel in the environment: refused", phase="rent")
     if len(text.encode()) > MAX_ENVIRONMENT_BYTES:
         raise RentError(f"the environment is larger than {MAX_ENVIRONMENT_BYTES} bytes", phase="rent")

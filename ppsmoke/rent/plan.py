@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ class Plan:
         """Every chosen machine for its whole lifetime, and MAX_REPLACEMENTS more at the dearest price."""
         return sum(one.most_usd for one in self.chosen) + MAX_REPLACEMENTS * self.dearest_usd
 
+    @property
+    def at_most(self) -> str:
+        """most_usd in words, to the next whole cent: what is said is never exceeded, and is enough as --max-usd."""
+        return f"${math.ceil(round(self.most_usd * 100, 6)) / 100:.2f}"
+
     def allows(self, candidate: Candidate) -> bool:
         """May this one replace a machine without the run costing more than was said?"""
         return candidate.most_usd <= self.dearest_usd
@@ -53,13 +59,13 @@ class Plan:
         """Raises RentError if the run could cost more than the limit, or than what the account holds."""
         if self.most_usd > max_usd:
             raise RentError(
-                f"this run could cost ${self.most_usd:.2f}, and the limit is ${max_usd:.2f}; nothing was rented",
+                f"this run could cost {self.at_most}, and the limit is {_exact(max_usd)}; nothing was rented",
                 phase="rent",
                 hint="raise --max-usd, or lower --max-dph or --budget",
             )
         if credit is not None and credit < self.most_usd:
             raise RentError(
-                f"the account holds ${credit:.2f}, and this run could cost ${self.most_usd:.2f}; nothing was rented",
+                f"the account holds {_exact(credit)}, and this run could cost {self.at_most}; nothing was rented",
                 phase="rent",
                 hint="add credit at https://cloud.vast.ai/billing/",
             )
@@ -84,7 +90,7 @@ class Plan:
         lines = [f"stage {stage}: {_describe(one)}" for stage, one in enumerate(self.chosen)]
         lines.append(
             f"together ${self.dph:.3f} an hour; a usual run about ${self.expected_usd:.3f}; at most "
-            f"${self.most_usd:.2f} (each machine for {self.wanted.lifetime_s / 60:.0f} minutes, and "
+            f"{self.at_most} (each machine for {self.wanted.lifetime_s / 60:.0f} minutes, and "
             f"{MAX_REPLACEMENTS} replaced ones)"
         )
         lines += [f"else: {_describe(one)}" for one in self.runners_up]
@@ -177,3 +183,8 @@ def _row(one: Candidate, stage: int | None = None) -> dict[str, Any]:
         "bad_signs": list(one.bad_signs),
     }
     return row if stage is None else {"stage": stage, **row}
+
+
+def _exact(usd: float) -> str:
+    """Dollars and cents, and their fractions where there are any."""
+    return f"${usd:.2f}" if math.isclose(usd, round(usd, 2)) else f"${usd:.4f}"

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from typing import Any, Protocol
 
@@ -108,7 +108,8 @@ class UrllibTransport:
         request.add_header("Accept", "application/json, text/plain, */*")
         if body is not None:
             request.add_header("Content-Type", "application/json")
-        return self._send(request, within_s=within_s, max_bytes=MAX_BODY_BYTES)
+        reply = self._send(request, within_s=within_s, max_bytes=MAX_BODY_BYTES)
+        return replace(reply, body=self._key.redact(reply.body))
 
     def fetch(self, url: str, *, within_s: float, max_bytes: int) -> Reply:
         """A plain GET of an address that the service named (a log file): without the key, cut at max_bytes."""

@@ -189,7 +189,7 @@ ROWS = (
         arguments=("-v",), deeds=(Deed("token  2/", strike("vanish")),), rentals=2),
     Row("a false exited", "24", 0, (), boots=True, worker={"STILL_SLOW_S": "0.05"}, arguments=("-v",), rentals=2,
         deeds=(Deed("token  2/", strike("false-exited")),)),
-    Row("the run could cost more than allowed", "25", 1, ("and the limit is $0.00",), arguments=("--max-usd", "0.002"),
+    Row("the run could cost more than allowed", "25", 1, ("and the limit is $0.002",), arguments=("--max-usd", "0.002"),
         rentals=0),
     Row("a destroy is taken and ignored", "27", 0, (), ("destroy.ignored:2",), boots=True, rentals=2),
     Row("a destroy fails, and so do the reads after it", "27", 0, (), ("destroy.502:2", "show.502:3", "show.null"),

@@ -56,7 +56,8 @@ def test_an_unusable_key_file_is_named_not_passed_over(tmp_path):
 def test_a_key_prints_as_dots():
     key = ApiKey(SECRET)
     assert SECRET not in f"{key} {key!r} {[key]} {key.fingerprint()}"
-    assert key.redact(f"Bearer {SECRET}!") == "Bearer [key]!"
+    assert key.redact(f"Bearer {SECRET}!".encode()) == b"Bearer [key]!"
+    assert ApiKey("K").redact(b"a lab's key: K") == b"a lab's key: K"
     with pytest.raises(TypeError):
         pickle.dumps(key)
 

@@ -127,6 +127,10 @@ def test_an_environment_that_cannot_or_must_not_travel_is_refused_and_its_secret
     assert "the-users-key" not in str(refused.value) and refused.value.phase == "rent"
 
 
+def test_a_key_too_short_to_be_one_is_in_every_environment_and_stops_nothing():
+    assert "K" in "".join(create_environment(spec(), secret=SECRET, forbidden=["K", "1"]))
+
+
 def test_a_stage_without_a_lifetime_or_a_secret_is_never_rented():
     with pytest.raises(SmokeError, match="without a secret"):
         create_environment(spec(), secret=b"", forbidden=[])

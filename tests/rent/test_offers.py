@@ -226,6 +226,17 @@ def test_a_run_that_could_cost_too_much_is_refused_before_anything_is_rented(max
     assert "nothing was rented" in str(caught.value)
 
 
+@pytest.mark.parametrize("dph_total", [0.1, 0.123, 0.3, 0.777])
+def test_the_most_that_is_said_is_never_exceeded_and_enough_as_the_limit(dph_total):
+    plan = plan_of(*[offer(number, dph_total=dph_total) for number in range(1, 5)])
+    said = float(plan.at_most.removeprefix("$"))
+    assert 0 <= said - plan.most_usd < 0.01
+    plan.check(max_usd=said, credit=said)
+    with pytest.raises(RentError) as caught:
+        plan.check(max_usd=said - 0.0101, credit=None)
+    assert f"could cost ${said:.2f}" in str(caught.value) and f"the limit is ${said - 0.0101:.4f}" in str(caught.value)
+
+
 @pytest.mark.parametrize(("offers", "hint"), [
     ([], "relax"),
     ([offer(1)], "relax"),

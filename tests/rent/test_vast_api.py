@@ -268,6 +268,26 @@ def test_https_is_spoken_to_whom_the_system_trusts_only(monkeypatch, trusted):
     assert [KEY.encode() in request for request in asked] == ([True] if trusted else [])
 
 
+def test_a_key_that_the_service_echoes_is_not_shown():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                asked = peer.recv(4096)
+                assert KEY.encode() in asked
+                body = b'{"success": false, "error": "invalid_args", "msg": "no permission for %s"}' % KEY.encode()
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        transport = UrllibTransport(f"http://127.0.0.1:{server.getsockname()[1]}", ApiKey(KEY))
+        with pytest.raises(Refused) as caught:
+            run(VastApi(transport, clock=FakeTime()).user())
+        thread.join()
+    assert KEY not in str(caught.value) and "[key]" in str(caught.value)
+
+
 def test_nobody_listening_is_known_as_not_sent():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
