@@ -34,7 +34,13 @@ class Said:
         return lines[start:]
 
 
-def ppsmoke(*arguments: str, home: Path, stdin: str | bytes = b"", environment: dict[str, str] | None = None) -> Said:
+def ppsmoke(
+    *arguments: str,
+    home: Path,
+    stdin: str | bytes = b"",
+    environment: dict[str, str] | None = None,
+    within_s: float = BUDGET_S,
+) -> Said:
     """`python -m ppsmoke ARGUMENTS` with state and temporary files below `home`; the kernel cache is the user's."""
     command, more = own_command()
     tmp = home / "tmp"
@@ -42,5 +48,5 @@ def ppsmoke(*arguments: str, home: Path, stdin: str | bytes = b"", environment: 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PPSMOKE")}
     full = inherited | more | {"XDG_STATE_HOME": str(home / "state"), "TMPDIR": str(tmp)} | (environment or {})
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run([*command, *arguments], input=data, capture_output=True, env=full, timeout=BUDGET_S)
+    done = subprocess.run([*command, *arguments], input=data, capture_output=True, env=full, timeout=within_s)
     return Said(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))

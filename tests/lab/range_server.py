@@ -1,12 +1,17 @@
-"""An HTTP server on loopback that serves one file in byte ranges and misbehaves on demand."""
+"""An HTTP or HTTPS server on loopback that serves one file in byte ranges and misbehaves on demand."""
 
 from __future__ import annotations
 
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+# Self-signed, for 127.0.0.1; its key opens nothing else. A client trusts it if SSL_CERT_FILE names it.
+LAB_CERTIFICATE = Path(__file__).parents[1] / "data" / "lab-tls.pem"
 
 # A fault answers one request in the server's place and returns True, or returns False to let it be answered well.
 Fault = Callable[["Handler", int, int], bool]
@@ -16,12 +21,13 @@ Fault = Callable[["Handler", int, int], bool]
 class RangeServer:
     """The file, what was asked for, and the faults of the next requests (one each, in order)."""
 
-    data: bytes
+    data: bytes | memoryview
     url: str = ""
     etag: str | None = '"one"'
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
     requests: list[tuple[int, int]] = field(default_factory=list)  # begin, end (exclusive)
+    sent: list[tuple[int, int]] = field(default_factory=list)  # the same of what was written, in the order of the ends
     headers: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -50,6 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", etag or self.served.etag or "")
         self.end_headers()
         self.wfile.write(data[:send])
+        self.served.sent.append((begin, begin + len(data[:send])))
         if send is not None:
             self.wfile.flush()
             self.close_connection = True
@@ -66,12 +73,20 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(data: bytes, *, path: str = "/model.gguf") -> Iterator[RangeServer]:
+def serving(
+    data: bytes | memoryview, *, path: str = "/model.gguf", certificate: Path | None = None
+) -> Iterator[RangeServer]:
+    """certificate: a PEM file with its key, to speak https."""
     served = RangeServer(data)
     handler = type("BoundHandler", (Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    served.url = f"http://127.0.0.1:{server.server_port}{path}"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        # Shaking hands is left to the connection's own thread, so that a slow client holds up no other.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    served.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}{path}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="range server")
     thread.start()
     try:
@@ -94,3 +109,49 @@ def hang_up_after(count: int) -> Fault:
 
 def refuse_with(code: int, **headers: str) -> Fault:
     return lambda handler, begin, end: handler.status(code, **headers)
+
+
+@contextmanager
+def serving_https_with_a_redirect(data: bytes | memoryview) -> Iterator[tuple[RangeServer, RangeServer]]:
+    """(front, store): the front sends every request on to the store, which has another port, path and a query."""
+    with (
+        serving(data, path="/store/0123456789abcdef", certificate=LAB_CERTIFICATE) as store,
+        serving(b"", certificate=LAB_CERTIFICATE) as front,
+    ):
+        front.always = refuse_with(302, Location=store.url + "?signature=secret")
+        yield front, store
+
+
+def trusting(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a client that believes the https servers here, and goes to them without a proxy."""
+    return environment | {"SSL_CERT_FILE": str(LAB_CERTIFICATE), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+
+def answer_well() -> Fault:
+    """No fault: lets the requests before a fault pass."""
+    return lambda handler, begin, end: False
+
+
+def sent_twice(ranges: Iterable[tuple[int, int]]) -> int:
+    """How many bytes of these ranges were sent before."""
+    again, reached = 0, 0
+    for begin, end in sorted(ranges):
+        again += max(0, min(end, reached) - begin)
+        reached = max(reached, end)
+    return again
+
+
+def cut(served: RangeServer) -> list[tuple[int, int]]:
+    """The answers that ended early: begin, and the end that they reached."""
+    return [(begin, end) for begin, end in served.sent if (begin, end) not in served.requests]
+
+
+def resumptions(served: RangeServer) -> list[tuple[int, int]]:
+    """The requests that ask for the rest of a cut answer: they begin where its last whole piece ended, or later."""
+    asked = {begin: end for begin, end in served.requests}
+    rests = [(begin, reached, asked[begin]) for begin, reached in cut(served)]
+    return [
+        (begin, end)
+        for begin, end in served.requests
+        if any(first < begin <= reached < end <= last for first, reached, last in rests)
+    ]
