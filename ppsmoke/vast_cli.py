@@ -86,6 +86,10 @@ def find(argument: str | None) -> ApiKey:
     return key
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def _line_of_stdin() -> str:
     """A line of stdin; on a terminal it is asked for, and not shown while it is typed."""
     if not sys.stdin.isatty():
@@ -97,7 +101,7 @@ def _line_of_stdin() -> str:
 
 
 def _reap(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key))
+    api = open_api(find(arguments.api_key), _to_stderr)
 
     def choose_more(found: Sequence[Finding]) -> Sequence[Finding]:
         print("also on this account, and not provably a dead run's of this machine:", file=sys.stderr)
@@ -114,7 +118,7 @@ def _reap(arguments: argparse.Namespace) -> int:
             state_folder(),
             dry_run=arguments.dry_run,
             choose_more=choose_more if arguments.all else None,
-            say=lambda text: print(text, file=sys.stderr),
+            say=_to_stderr,
         )
     )
     print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
@@ -122,7 +126,7 @@ def _reap(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key))
+    api = open_api(find(arguments.api_key), _to_stderr)
     listing = asyncio.run(api.instances())
     now = api.clock.wall()
     findings = sort_out(listing, read_journals(state_folder()), now=now)
