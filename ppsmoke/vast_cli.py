@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import json
 import os
 import sys
@@ -81,16 +82,30 @@ def rent_settings(arguments: argparse.Namespace) -> RentSettings | None:
 
 def find(argument: str | None) -> ApiKey:
     """The account's key. Raises UsageError where there is none."""
-    key, _ = find_key(argument, environ=os.environ, home=Path.home(), read_stdin=sys.stdin.readline)
+    key, _ = find_key(argument, environ=os.environ, home=Path.home(), read_stdin=_line_of_stdin)
     return key
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _line_of_stdin() -> str:
+    """A line of stdin; on a terminal it is asked for, and not shown while it is typed."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline()
+    try:
+        return getpass.getpass("vast.ai API key: ")
+    except EOFError:
+        return ""
+
+
 def _reap(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key))
+    api = open_api(find(arguments.api_key), _to_stderr)
 
     def choose_more(found: Sequence[Finding]) -> Sequence[Finding]:
         print("also on this account, and not provably a dead run's of this machine:", file=sys.stderr)
-        for line in ls_lines(found, now=api.clock.wall()):
+        for line in ls_lines(found, now=api.clock.wall())[: len(found)]:  # without their sum
             print(f"  {line}", file=sys.stderr)
         if arguments.yes:
             return found
@@ -103,7 +118,7 @@ def _reap(arguments: argparse.Namespace) -> int:
             state_folder(),
             dry_run=arguments.dry_run,
             choose_more=choose_more if arguments.all else None,
-            say=lambda text: print(text, file=sys.stderr),
+            say=_to_stderr,
         )
     )
     print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
@@ -111,7 +126,7 @@ def _reap(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key))
+    api = open_api(find(arguments.api_key), _to_stderr)
     listing = asyncio.run(api.instances())
     now = api.clock.wall()
     findings = sort_out(listing, read_journals(state_folder()), now=now)

@@ -34,9 +34,9 @@ EXPECTED_SHARE = 0.8  # of the budget, that a usual run rents for
 URL_VARIABLE = "VAST_URL"
 
 
-def open_api(key: ApiKey) -> VastApi:
-    """A client of the account, at VAST_URL where that is set."""
-    return VastApi.open(key, _url(), clock=RealClock.from_environment(os.environ))
+def open_api(key: ApiKey, say: Callable[[str], None] = lambda text: None) -> VastApi:
+    """A client of the account, at VAST_URL where that is set. `say` gets a line for each long wait that it imposes."""
+    return VastApi.open(key, _url(), clock=RealClock.from_environment(os.environ), say=say)
 
 
 def state_folder() -> Path:
@@ -58,7 +58,7 @@ async def run(
     wanted = wanted_of(settings, rent, terms)
     progress.phase("rent")
     try:
-        api = open_api(key)
+        api = open_api(key, progress.say)
         account = await api.account()
         await _settle(api, progress)
         plan = await find_plan(api, wanted, stages=settings.num_stages)

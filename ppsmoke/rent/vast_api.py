@@ -44,6 +44,7 @@ from ppsmoke.rent.verdicts import (
 T = TypeVar("T")
 EXCHANGE_S = 20.0  # one request and its answer
 CREATE_EXCHANGE_S = 30.0  # a create may take its time; cutting it short makes its outcome unclear
+TELL_WAIT_S = 5.0  # a wait that the service imposed is told from this long on
 THREAD_GRACE_S = 5.0  # what urllib cannot be stopped in (a name server, a TLS handshake) gets this much longer
 CALL_S = 60.0  # a call with its turns and retries, unless the caller says otherwise
 PAGE_ROWS = 25  # the API's maximum for a page of instances
@@ -73,6 +74,7 @@ class VastApi:
         rng: random.Random | None = None,
         host: str = "console.vast.ai",
         key_fingerprint: str = "",
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._transport = transport
         self.clock: Clock = clock or RealClock()
@@ -80,6 +82,7 @@ class VastApi:
         self._rng = rng or random.Random()
         self._host = host
         self._key_fingerprint = key_fingerprint
+        self._say = say
         self._account: str | None = None
         self._calls = {route: 0 for route in Route}
         self._too_often = 0
@@ -264,6 +267,8 @@ class VastApi:
                 self._pacer.hold(route, wait_s)
             if self.clock.now() + wait_s >= until:
                 break
+            if wait_s >= TELL_WAIT_S:
+                self._say(f"{route.value}: {one_line(last)}; again in {wait_s:.0f} s")
             await self.clock.sleep(wait_s)
         raise Unreachable(f"{route.value}: {one_line(last)} ({attempt} attempts)", phase="rent")
 

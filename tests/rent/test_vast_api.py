@@ -299,6 +299,15 @@ def test_nobody_listening_is_known_as_not_sent():
     assert isinstance(run(api.create(1, BODY)), OfferLost)
 
 
+def test_a_long_wait_that_the_service_imposes_is_told_and_a_short_one_is_not(fake):
+    said: list[str] = []
+    transport = UrllibTransport(fake.url, ApiKey(KEY))
+    api = VastApi(transport, clock=FakeTime(fake), rng=random.Random(1), say=said.append)
+    fake.fault("search.429", 3)
+    run(api.search({"rentable": {"eq": True}}, max_pages=1))
+    assert len(said) == 1 and said[0].startswith("search: HTTP 429: ") and "; again in " in said[0]
+
+
 @pytest.mark.parametrize(("fault", "times"), [("429", 3), ("429-json", 2), ("502", 3), ("reset", 2), ("500", 1)])
 def test_a_destroy_is_repeated_until_the_api_takes_it(fake, fault, times):
     instance_id = make(fake)

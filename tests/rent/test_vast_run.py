@@ -131,9 +131,24 @@ def test_on_a_terminal_it_asks_before_the_first_create(typed, status, words, tmp
     assert bool(made) == (typed == "y\n")
 
 
-def _in_a_terminal(lab: Lab, typed: str) -> tuple[str, int]:
+def test_a_key_typed_on_a_terminal_is_asked_for_and_not_shown(tmp_path):
+    with rented(tmp_path, boots=False) as lab:
+        said, exit_status = _in_a_terminal(lab, f"{KEY}\n", "ls", "--api-key", "-", at="API key:", key=None)
+    assert exit_status == 0 and "1 of ours" in said and KEY not in said
+
+
+def test_reap_all_asks_about_what_is_nobodys_for_sure_and_leaves_it_without_a_yes(tmp_path):
+    with rented(tmp_path, boots=False) as lab:
+        said, exit_status = _in_a_terminal(lab, "\n", "reap", "--all")
+        assert lab.fake.ledger()["decoys_touched"] == 0
+    assert exit_status == 0 and "end these too" in said and "left alone" in said and "of ours" not in said
+
+
+def _in_a_terminal(lab: Lab, typed: str, *command: str, at: str = "[y/N]", key: str | None = KEY) -> tuple[str, int]:
+    """A run, or another command, at a terminal of its own, where this is typed once it asks."""
     ours, theirs = pty.openpty()
-    process = lab.start("--vastai", "--model", lab.model, stdin=theirs, stdout=theirs, stderr=theirs)
+    command = command or ("--vastai", "--model", lab.model)
+    process = lab.start(*command, key=key, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
     while True:
@@ -143,7 +158,7 @@ def _in_a_terminal(lab: Lab, typed: str) -> tuple[str, int]:
             break
         if not data:
             break
-        if b"[y/N]" in (said + data) and b"[y/N]" not in said:
+        if at.encode() in (said + data) and at.encode() not in said:
             os.write(ours, typed.encode())
         said += data
     os.close(ours)
