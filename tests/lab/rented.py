@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tests.lab.fake_vast import FakeVast, Inside
 from tests.lab.marked import marked
 
 ROOT = Path(__file__).parents[2]
-KEY = "the-users-own-key-0123456789"
+KEY = f"the-users-own-key-{secrets.token_hex(8)}"  # of this process alone: tests look for it on the whole machine
 FAST, WITH_BOOT = 40.0, 4.0  # fake seconds a second; a boot has to answer within 60 of them
 RUN_BUDGET_S = 240.0
 SETTLED_WITHIN_S = 60.0
