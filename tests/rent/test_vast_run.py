@@ -40,7 +40,13 @@ def marks(row: Row):
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=marks(row), id=f"{row.source} {row.name}") for row in ROWS])
 def test_what_goes_wrong_is_named_and_nothing_stays_rented(row, tmp_path):
-    run_row(row, tmp_path)
+    try:
+        run_row(row, tmp_path / "one")
+    except AssertionError:
+        if not row.boots:
+            raise
+        # What is done to real containers at a moment of a run depends on this machine: it has a second try.
+        run_row(row, tmp_path / "two")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")
