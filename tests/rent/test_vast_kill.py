@@ -15,7 +15,7 @@ TENTH = list(cells())[::10]
 
 def test_a_run_that_is_killed_before_it_knows_what_it_rented_leaves_nothing(tmp_path):
     outcome = run_cell(QUICK, tmp_path)
-    assert outcome.fits(QUICK) and outcome.rented == 1 and outcome.live == 0, outcome
+    assert outcome.fits(QUICK) and outcome.net == "reaper" and outcome.rented == 1 and outcome.live == 0, outcome
 
 
 @pytest.mark.slow
