@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ppsmoke import testing
-from ppsmoke.errors import StageError
+from ppsmoke.errors import DeadlineExceeded, StageError
 from tests.lab.commands import ppsmoke
 from tests.lab.expected import expected
 from tests.lab.marked import marked
@@ -122,5 +122,7 @@ def test_a_stdout_that_breaks_is_failure_after_everything_has_ended(tmp_path):
 def test_other_peoples_suites_get_a_pipeline_as_a_context_manager():
     with testing.loopback(str(TINY_F32), 3, wire_dtype="float32") as pipeline:
         one = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
+        with pytest.raises(DeadlineExceeded):
+            pipeline.ask("the quick brown fox", max_tokens=100, raw=True, within_s=0.01)
         two = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
     assert one == two and one.token_ids == expected(TINY_F32.name, "hello", "raw")["steps"]["ids"]
