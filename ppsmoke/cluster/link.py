@@ -22,6 +22,7 @@ WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the 
 HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
 FILLER_EVERY_S = 0.1  # facts/network.md, 4.2: TCP's slow start after idle costs 16 KiB a second round trip
 FILLER_BYTES = 48  # 64 with the frame's header
+TICK_S = 0.001
 WARM_S = 10.0  # after its last data a link is kept from idling this long: longer than any step of a running request
 
 
@@ -342,7 +343,8 @@ class Link(asyncio.Protocol):
     # --- silence
 
     def _arm(self, delay_s: float) -> None:
-        self._timer_due = self._now() + delay_s
+        # Not less than a tick: what is due in a rounding error would be so again, each time (see _on_timer).
+        self._timer_due = self._now() + max(delay_s, TICK_S)
         self._timer = self._call_at(self._timer_due, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -21,6 +21,7 @@ class DatagramTransport(asyncio.DatagramTransport):
         self.port = local[1] or loop.machine.fresh_port()
         self._loop = loop
         self._unread: deque[tuple[bytes, Address]] = deque()
+        self._label = f"udp {loop.machine.name}"
         self._closed = False
         self._scheduled = False
         loop.machine.udp_endpoint = self
@@ -34,14 +35,14 @@ class DatagramTransport(asyncio.DatagramTransport):
 
     def sendto(self, data: bytes, address: Address) -> None:
         machine = self._loop.machine
-        if not self._closed and machine.loop is self._loop and not machine.off:
+        if not self._closed and machine.loop is self._loop:
             machine.network.datagram(machine, self.port, bytes(data), address)
 
     def arrive(self, data: bytes, source: Address) -> None:
         if self._closed or len(self._unread) >= MAX_UNREAD:
             return
         machine = self._loop.machine
-        machine.network.world.note("udp", machine.name, data)
+        machine.network.world.note_bytes(self._label, data)
         self._unread.append((data, source))
         if not self._scheduled:
             self._scheduled = True

@@ -19,6 +19,9 @@ from tests.lab.sim.transports import StreamTransport, secure
 from tests.lab.sim.world import World
 
 
+TICK_S = 1e-6
+
+
 class SimFuture(asyncio.Future):
     """With a hash that does not depend on an address: sets of futures have the same order in each run."""
 
@@ -44,7 +47,7 @@ class MachineLoop(asyncio.AbstractEventLoop):
         self.machine = machine
         self.asleep = False  # frozen: nothing runs
         self.slept_s = 0.0  # how far its clock is behind the world's
-        self.errors: list[str] = []  # what nobody caught
+        self.errors: list[str] = machine.errors  # what nobody caught
         self._world = world
         self._ready: deque[asyncio.Handle] = deque()
         self._held: list[asyncio.TimerHandle] = []  # due while asleep
@@ -132,7 +135,8 @@ class MachineLoop(asyncio.AbstractEventLoop):
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None):
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._world.at(when + self.slept_s, self._fire, handle)
+        # Calling anything takes time: else a wait of a rounding error would go on for ever.
+        self._world.at(max(when + self.slept_s, self._world.now + TICK_S), self._fire, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

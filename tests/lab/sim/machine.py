@@ -32,12 +32,15 @@ class SimMachine(Machine):
         self.public = f"198.51.100.{index + 1}"
         self.ip = self.public if nat == "open" else f"192.168.{site}.{index + 1}"
         self.life = 0
-        self.off = True
+        self.off = True  # no power: silence
+        self.running = False  # there is a process
         self.wall_offset_ms = 0
         self.mapped_udp: Address | None = (self.public, FORWARDED_UDP) if nat == "mapped" else None
         self.loop: MachineLoop
         self.main: SimTask
         self._nat_ports: dict[tuple[int, Address], int] = {}
+        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
+        self.unwinding_failed: list[str] = []
         self._asleep_since: float | None = None
         self._asleep_until = 0.0
         self._clock_stands = False
@@ -115,7 +118,7 @@ class SimMachine(Machine):
         """A new process in a new life."""
         self.life += 1
         self._clear()
-        self.off = False
+        self.off, self.running = False, True
         self._asleep_since = None
         self.loop = MachineLoop(self.world, self)
         self.world.note("boot", self.name, detail=str(self.life))
@@ -133,21 +136,25 @@ class SimMachine(Machine):
                 sock.reset_peer()
         for sock in sockets:
             sock.error = sock.error or OSError(errno.ENETDOWN, "the machine is gone")
-        self.off = power
+        self.off, self.running = power, False
         self.life += 1
         self.listeners.clear()
-        self.udp_endpoint = None
+        if self.udp_endpoint is not None:
+            self.udp_endpoint.close()
         self._lay_to_rest(self.loop)
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:
         """Unwind the tasks of a process that is gone, so that Python need not. Nothing of it reaches anybody."""
+        loop.errors = []  # of its own
         elsewhere = World(self.world.seed)
         elsewhere.now = self.world.now
         loop.move_to(elsewhere)
         for task in loop.tasks():
             task.cancel()
-        elsewhere.at(elsewhere.now + GHOST_S, lambda: None)
+        elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
         elsewhere.run(elsewhere.now + GHOST_S)
+        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
+        self.unwinding_failed += [f"{self.name}: {task!r}" for task in loop.tasks()]
 
     def sleep(self, seconds: float, *, clock_stands: bool) -> None:
         """Frozen (SIGSTOP, a starved host) or, if its clock stands still too, suspended."""

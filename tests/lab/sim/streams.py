@@ -42,7 +42,9 @@ class Pipe:
         self._stalled: deque[bytes | str] = deque()
         self._since: float | None = None  # nothing gets through, or nothing is acknowledged, since then
         self._arrives_at = 0.0
-        self._label = f"{source.machine.name}>{target.machine.name}"
+        self._left_at = -1.0
+        self._together: list[bytes | str] = []  # what left at that moment, in one go
+        self._label = f"tcp {source.machine.name}>{target.machine.name}"
 
     def send(self, item: bytes | str) -> None:
         self.flying += len(item)
@@ -53,11 +55,19 @@ class Pipe:
             self._fly(item)
 
     def _fly(self, item: bytes | str) -> None:
-        arrives_at = max(self._arrives_at, self._world.now + self._edge.segment_s())
+        now = self._world.now
+        if now == self._left_at and item.__class__ is bytes and self._together[-1].__class__ is bytes:
+            self._together.append(item)  # written at one moment, they are read at one moment
+            return
+        arrives_at = max(self._arrives_at, now + self._edge.segment_s())
         self._arrives_at = arrives_at + len(item) / BANDWIDTH_BYTES_PER_S
-        self._world.at(self._arrives_at, self._arrive, item)
+        self._left_at, self._together = now, [item]
+        self._world.at(self._arrives_at, self._arrive, self._together)
 
-    def _arrive(self, item: bytes | str) -> None:
+    def _arrive(self, items: list[bytes | str]) -> None:
+        item = items[0] if len(items) == 1 else b"".join(items)
+        if items is self._together:
+            self._left_at = -1.0  # whatever leaves now comes later
         target = self._target
         self.flying -= len(item)
         if target.is_of_former_life:
@@ -74,7 +84,7 @@ class Pipe:
         elif item is _END:
             target.end_of_stream()
         else:
-            self._world.note("tcp", self._label, item)
+            self._world.note_bytes(self._label, item)
             target.arrive(item)
 
     def _reset_source(self) -> None:
@@ -154,7 +164,8 @@ class StreamSocket:
         self.closed = True
         self.machine.sockets.pop(self, None)
         if self._pipe is not None and self.error is None:
-            if self.unread:  # the kernel answers with RST if something was not read
+            unopened = self._connected is not None and (not self._connected.done() or self._connected.cancelled())
+            if self.unread or unopened:  # the kernel answers with RST if something was not read
                 self._outbox.clear()
                 self.reset_peer()
             else:
@@ -169,7 +180,7 @@ class StreamSocket:
 
     @property
     def is_of_former_life(self) -> bool:
-        return self._life != self.machine.life or self.machine.off
+        return self._life != self.machine.life or not self.machine.running
 
     @property
     def is_reading(self) -> bool:
@@ -198,7 +209,9 @@ class StreamSocket:
         self._pipe, other._pipe = Pipe(self, other), Pipe(other, self)
 
     def half_open(self, remote: Address, listening: Listening) -> StreamSocket:
+        """The kernel's until the peer is known to know of it."""
         self.remote, self._listening = remote, listening
+        del self.machine.sockets[self]
         return self
 
     def established(self) -> None:
@@ -210,6 +223,7 @@ class StreamSocket:
     def opened_by_peer(self) -> None:
         listening, self._listening = self._listening, None
         if listening is not None:
+            self.machine.sockets[self] = None
             listening.arrive(self)
 
     def refused(self) -> None:

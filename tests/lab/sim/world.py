@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import struct
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tests.lab.sim.loop import MachineLoop
 
 MAX_TURNS_AT_ONE_MOMENT = 20_000  # of all loops; more means that something spins
+MAX_STEPS = 2_000_000  # of a run; a usual one has 30,000
+_TIME = struct.Struct("!d")
 
 
 class Stuck(Exception):
@@ -43,12 +46,18 @@ class World:
         self._order += 1
         heapq.heappush(self._queue, (when if when > self.now else self.now, self._order, action, arguments))
 
-    def note(self, kind: str, who: str, data: bytes = b"", detail: str = "") -> None:
+    def note(self, kind: str, who: str, detail: str = "") -> None:
         """One line of the trace."""
         line = f"{self.now:.6f} {kind} {who} {detail}"
-        self.trace = zlib.crc32(data, zlib.crc32(line.encode(), self.trace))
+        self.trace = zlib.crc32(line.encode(), self.trace)
         if self._tell is not None:
-            self._tell(f"{line} ({len(data)} bytes)" if data else line)
+            self._tell(line)
+
+    def note_bytes(self, label: str, data: bytes) -> None:
+        """The same for what arrives, which is most of it."""
+        self.trace = zlib.crc32(data, zlib.crc32(_TIME.pack(self.now), self.trace))
+        if self._tell is not None:
+            self._tell(f"{self.now:.6f} {label} ({len(data)} bytes)")
 
     def run(self, until_s: float) -> None:
         """Up to that moment. Raises Stuck."""
@@ -70,4 +79,6 @@ class World:
             if when > self.now:
                 self.now = when
             self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise Stuck(f"at {self.now:.6f} s {self.steps:,} things have happened")
             action(*arguments)
