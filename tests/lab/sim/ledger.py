@@ -37,7 +37,7 @@ class Heard:
 
 
 def encode(life: Life, message: int, size: int) -> bytes:
-    body = bytes(((message + k) & 0xFF for k in range(min(size, 64)))) * (size // 64 + 1)
+    body = bytes((message + k) & 0xFF for k in range(min(size, 64))) * (size // 64 + 1)
     return _HEAD.pack(life.seat, life.number, message, size) + body[:size]
 
 

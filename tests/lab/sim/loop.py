@@ -18,7 +18,6 @@ from tests.lab.sim.streams import Listening, StreamSocket
 from tests.lab.sim.transports import StreamTransport, secure
 from tests.lab.sim.world import World
 
-
 TICK_S = 1e-6
 
 
