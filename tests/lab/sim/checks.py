@@ -151,7 +151,7 @@ class Checks:
             return
         if best == "punched" and links[0].up_at + one.machine.loop.slept_s < calm_since:
             return  # its three rounds may have fallen into the storm
-        room.violation(f"{one} and {other} ended {path}, not {best}: {peers[0].upgrades.note}")
+        room.violation(f"{one} and {other} ended {path}, not {best}: {[peer.upgrades.note for peer in peers]}")
 
     # --- once everybody has left
 

@@ -93,7 +93,8 @@ class Injector:
         change(1)
         return self.until(lasts_s, lambda: change(-1))
 
-    def restart_later(self, seat: Seat, after_s: float, rng: random.Random) -> float:
+    def restart_later(self, seat: Seat, after_s: float, rng: random.Random, *, told: bool = False) -> float:
+        """told: the others are told to dial it again."""
         if rng.random() < 0.2:
             seat.machine.wall_offset_ms -= rng.choice((3_000, 60_000, 3_600_000))
         machine = seat.machine
@@ -101,8 +102,15 @@ class Injector:
         def restart() -> None:
             if seat.machine is machine and seat.node is None:
                 seat.boot()
+                if told:
+                    self.tell_of(seat)
 
         return self.until(after_s, restart)
+
+    def tell_of(self, seat: Seat) -> None:
+        for other in self.room.living():
+            if other is not seat and (other.index == 0 or seat.is_dialable):
+                other.machine.loop.call_soon(other.hear_of, seat)
 
 
 def _cut(on: Injector, rng: random.Random) -> float:
@@ -192,12 +200,12 @@ def _relay_killed(on: Injector, rng: random.Random) -> float:
 
 
 def _left(on: Injector, rng: random.Random) -> float:
-    """Its node ends in good order, and starts again."""
+    """Its node ends in good order, and starts again: nobody dials it until told."""
     seat = on.one(rng)
     if seat.stopping is None or seat.machine.is_asleep:
         return 0.0
     seat.stopping.set_result(None)
-    return on.restart_later(seat, rng.uniform(6, 9), rng)
+    return on.restart_later(seat, rng.uniform(6, 9), rng, told=True)
 
 
 def _replaced(on: Injector, rng: random.Random) -> float:
@@ -211,9 +219,7 @@ def _replaced(on: Injector, rng: random.Random) -> float:
         seat.machine = on.room.new_machine(seat.machine.nat, on.room.machines)
         seat.generation += 1
         seat.boot()
-        for other in on.room.living():
-            if other is not seat and (other.index == 0 or seat.is_dialable):
-                other.machine.loop.call_soon(other.hear_of, seat)
+        on.tell_of(seat)
 
     return on.until(rng.uniform(0.5, 8), arrive)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ppsmoke.cluster.addresses import Address, Candidate, Endpoint
 from ppsmoke.cluster.identity import Identity, RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import DeadlineExceeded, LinkLost
+from ppsmoke.errors import DeadlineExceeded, LinkError, LinkLost
 from ppsmoke.keys import derive
 from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.cluster import CODE_HASH, MODEL, RUN_KEY, may_own
@@ -53,6 +53,7 @@ class Seat:
         self.names_seen: dict[str, str] = {}  # what the names resolved to when the room was asked last
         self.stopping: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Future[None]] = []
+        self._news: asyncio.Queue[Endpoint] | None = None  # for a gathering that is going on
         self._room = room
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class Seat:
 
     def gone(self) -> None:
         """Its process has ended, or was ended."""
-        self.node = self.life = self.stopping = None
+        self.node = self.life = self.stopping = self._news = None
 
     # --- the process
 
@@ -146,24 +147,34 @@ class Seat:
 
     async def _gather(self, node: Node) -> None:
         """As a run begins. It may fail in a storm; the dials go on."""
-        endpoints = [seat.endpoint for seat in self._room.seats[1:]]
+        self._news = news = asyncio.Queue()
+        for seat in self._room.seats[1:]:
+            news.put_nowait(seat.endpoint)
 
         async def known() -> AsyncIterator[Endpoint]:
-            for endpoint in endpoints:
-                yield endpoint
+            while True:
+                yield await news.get()
 
         size = self._room.size
         try:
             await node.gather(known(), size=size, deadline=Deadline.after(GATHER_S), reach_within_s=None)
         except DeadlineExceeded as error:
             self._room.excuse(f"gather: {error}")
+        self._news = None
 
     async def _dial(self, node: Node, hub: Seat) -> None:
-        await node.dial(hub.endpoint)
+        endpoint = hub.endpoint
+        try:
+            await node.dial(endpoint)
+        except LinkError:
+            if endpoint.generation == hub.generation:
+                raise
 
     def hear_of(self, replaced: Seat) -> None:
-        """Somebody tells this process of a new generation."""
-        if self.node is not None:
+        """Somebody tells this process to dial it from now on, in its newest generation."""
+        if self._news is not None:
+            self._news.put_nowait(replaced.endpoint)
+        elif self.node is not None:
             self._tasks.append(asyncio.ensure_future(self._watched(self._dial(self.node, replaced), self.life)))
 
     async def _read(self, node: Node, life: Life) -> None:
