@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.swim_state import State
 from tests.lab.sim.faults import Injector
 from tests.lab.sim.room import Room, Seat
@@ -27,6 +28,7 @@ class Checks:
         self.settled_after_s: float | None = None  # since the last fault
         self.paths: list[str] = []  # what the pairs ended on
         self._told: set[str] = set()
+        self._half: set[Link] = set()  # links that were not up when it was looked for leaks first
 
     def look(self) -> None:
         room, now = self._room, self._world.now
@@ -71,6 +73,9 @@ class Checks:
             self._once(f"tasks {seat}", f"{seat} has {len(tasks)} tasks")
 
     # --- once all is calm
+
+    def look_for_half_links(self) -> None:
+        self._half = {link for seat in self._room.living() for link in seat.node._maker.links if link.state != "up"}
 
     def check_end(self) -> None:
         """At the end of the calm, before anybody leaves."""
@@ -117,14 +122,16 @@ class Checks:
         node, machine = seat.node, seat.machine
         reach = node._reaching
         linked = [peer for peer in node._roster.peers.values() if peer.link is not None]
-        links = list(node._maker.links)
+        links = [link for link in node._maker.links if link.state == "up" or link in self._half]
         if len(links) != len(linked):
             self._room.violation(f"{seat} has {len(links)} links for {len(linked)} linked peers: {links}")
+        attempts = len(node._maker.links) - len(links)
         pairs = len(reach.relay._pairs)
         held = sum(len(attempt.held) for attempt in reach.rendezvous._attempts.values())
         expected = len(links) + 2 * pairs + held
         sockets = len(machine.sockets) - len(machine.connecting)
-        if not reach.rendezvous._attempts and not reach._puncher._attempts and sockets != expected:
+        punching = reach.rendezvous._attempts or reach._puncher._attempts
+        if not punching and not attempts and sockets != expected:
             self._room.violation(f"{seat} has {sockets} sockets for {len(links)} links and {pairs} relayed pairs")
         relayed = {
             frozenset((one.node.node_id, peer))
@@ -149,8 +156,11 @@ class Checks:
         calm_since = self._faults.last_end_s
         if path == best or self._world.now - calm_since < UPGRADED_S:
             return
-        if best == "punched" and links[0].up_at + one.machine.loop.slept_s < calm_since:
-            return  # its three rounds may have fallen into the storm
+        if best == "punched" and path == "relayed":
+            started = links[0].up_at + one.machine.loop.slept_s
+            banned = any(peer.upgrades._no_punch_until > peer._now() for peer in peers)
+            if banned or started < calm_since:
+                return  # a hole was lost young, or the three rounds may have fallen into the storm
         room.violation(f"{one} and {other} ended {path}, not {best}: {[peer.upgrades.note for peer in peers]}")
 
     # --- once everybody has left

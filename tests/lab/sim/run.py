@@ -68,6 +68,7 @@ def _run(world: World) -> Outcome:
         world.at(second * LOOK_EVERY_S, checks.look)
     try:
         world.run(ASK_NAMES_S)
+        checks.look_for_half_links()
         for seat in room.living():
             seat.machine.loop.call_soon(seat.ask_names, RESOLVE_WITHIN_S)
         world.run(CALM_END_S)
