@@ -40,7 +40,7 @@ class Edge:
         draw = self.generator.random()
         delay_s = self.delay_s * self.slower * (0.9 + 0.2 * draw)
         if draw > 0.995:
-            delay_s += 0.15 * self.generator.paretovariate(1.6)
+            delay_s += min(1.0, 0.15 * self.generator.paretovariate(1.6))
         return delay_s
 
     def segment_s(self) -> float:
