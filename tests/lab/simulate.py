@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from tests.lab.sim.faults import FAULTS
 from tests.lab.sim.run import Outcome, run
 
-SHOWN_VIOLATIONS = 20  # the first of each run
+SHOWN = 20  # runs of which the first violation is printed as it is found
 CHUNK = 5  # seeds that a process takes at once
 
 
@@ -34,7 +34,7 @@ def summary(done: list[Outcome], *, wall_s: float) -> list[str]:
     faults = sum((one.faults for one in done), Counter())
     paths = sum((one.paths for one in done), Counter())
     nodes = Counter(one.nodes for one in done)
-    violations = [(one.seed, text) for one in sorted(done, key=lambda one: one.seed) for text in one.violations]
+    failed = [one for one in done if one.violations]
     lines = [
         f"{len(done)} runs of {done[0].virtual_s:g} virtual s, {sum(one.virtual_s for one in done):,.0f} in all",
         f"nodes: {', '.join(f'{count} runs of {size}' for size, count in sorted(nodes.items()))}",
@@ -43,13 +43,14 @@ def summary(done: list[Outcome], *, wall_s: float) -> list[str]:
         f"messages: {sum(one.delivered for one in done):,} delivered, {sum(one.refused for one in done):,} refused "
         f"because their receiver was lost; the slowest took {max(one.slowest_s for one in done):.1f} s",
         f"all agreed on who lives at the latest {max(one.settled_after_s for one in done):.0f} s after the last fault",
-        f"violations: {len(violations)} in {len({seed for seed, _ in violations})} runs",
+        f"violations: {sum(len(one.violations) for one in failed)} in {len(failed)} runs",
     ]
-    firsts = [next(group) for _, group in itertools.groupby(violations, key=lambda pair: pair[0])]
-    lines += [f"  seed {seed}: {text}" for seed, text in firsts[:SHOWN_VIOLATIONS]]
-    if violations:
-        lines.append(f"  replay one, with its trace: python -m tests.lab.simulate --seed {violations[0][0]}")
-    lines.append(f"{wall_s:.1f} s of wall clock, {wall_s / len(done):.3f} s a run")
+    if failed:
+        lines.append(f"replay one, with its trace: python -m tests.lab.simulate --seed {failed[0].seed}")
+    lines.append(
+        f"{wall_s:.1f} s of wall clock, {wall_s / len(done):.3f} s a run; "
+        f"{sum(one.cpu_s for one in done) / len(done):.3f} s of one core a run"
+    )
     return lines
 
 
@@ -65,11 +66,13 @@ def main() -> int:
         done = [run(arguments.seed, tell=print)]
         print(f"trace {done[0].trace:08x}")
     else:
-        done = []
+        done, failures = [], 0
         for outcome in outcomes(
             itertools.islice(itertools.count(arguments.first), arguments.runs), jobs=arguments.jobs
         ):
             done.append(outcome)
+            if outcome.violations and (failures := failures + 1) <= SHOWN:
+                print(f"seed {outcome.seed}: {outcome.violations[0]}", flush=True)
             if sys.stderr.isatty():
                 print(f"\r{len(done)} of {arguments.runs}", end="", file=sys.stderr, flush=True)
     print("\n".join(summary(done, wall_s=time.monotonic() - began)))

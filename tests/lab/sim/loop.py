@@ -7,6 +7,7 @@ stands still besides (CLOCK_MONOTONIC does), so that its timers come later by as
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 from asyncio import events
 from collections import deque
@@ -48,6 +49,7 @@ class MachineLoop(asyncio.AbstractEventLoop):
         self.slept_s = 0.0  # how far its clock is behind the world's
         self.errors: list[str] = machine.errors  # what nobody caught
         self._world = world
+        self._context = contextvars.copy_context()  # of whatever has none of its own: one does, nothing nests
         self._ready: deque[asyncio.Handle] = deque()
         self._held: list[asyncio.TimerHandle] = []  # due while asleep
         self._floor = 0.0  # a timer that has fired is never early, whatever floating point makes of it
@@ -77,15 +79,17 @@ class MachineLoop(asyncio.AbstractEventLoop):
         if self.asleep:
             return
         ready = self._ready
-        previous = events._get_running_loop()
         events._set_running_loop(self)
         try:
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
-                    handle._run()
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except Exception as error:  # as asyncio does: the loop goes on, the run is told
+                        self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
         finally:
-            events._set_running_loop(previous)
+            events._set_running_loop(None)
         if ready:
             self._list()
 
@@ -123,17 +127,18 @@ class MachineLoop(asyncio.AbstractEventLoop):
             self._list()
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context or self._context)
         self._ready.append(handle)
         if not self._listed:
-            self._list()
+            self._listed = True
+            self._world.awake.append(self)
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None):
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self, context or self._context)
         # Calling anything takes time: else a wait of a rounding error would go on for ever.
         self._world.at(max(when + self.slept_s, self._world.now + TICK_S), self._fire, handle)
         return handle

@@ -25,7 +25,7 @@ PAUSE_AFTER_LOSS_S = 1.0
 SEND_MOST_S = 45.0  # a send has ended by then: with success, or with LinkLost after the grace
 SIZES = (40, 200, 900, 4_000, 12_000)  # bytes of a message, each as likely
 LARGE = 100_000  # bytes; links are kept warm for it with a thousand fillers, so there are few
-RARE_S, OFTEN_S = 60.0, 6.0  # between bursts of a pair that hardly talks, and of one that does
+RARE_S, OFTEN_S = 90.0, 6.0  # between bursts of a pair that hardly talks, and of one that does
 CALM_S, CALM_FACTOR = 60.0, 4.0  # after so long everybody talks so much less
 GATHER_S = 120.0
 

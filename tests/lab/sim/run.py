@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Outcome:
     refused: int = 0
     settled_after_s: float = 0.0
     slowest_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 def run(seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
@@ -40,13 +42,16 @@ def run(seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
     logging.disable(logging.CRITICAL)  # what the nodes would tell a person
     was_enabled = gc.isenabled()
     gc.disable()  # a destructor that runs at another moment would be another trace
+    began_s = time.process_time()
     try:
-        return _run(World(seed, tell=tell))
+        outcome = _run(World(seed, tell=tell))
+        gc.collect()
+        outcome.cpu_s = time.process_time() - began_s
+        return outcome
     finally:
         logging.disable(logging.NOTSET)
         if was_enabled:
             gc.enable()
-        gc.collect()
 
 
 def _run(world: World) -> Outcome:

@@ -324,14 +324,16 @@ class StreamSocket:
                 network.world.at(network.world.now + edge.trip_s(), peer.fail, errno.ECONNRESET)
 
     def _wake(self, waiting: deque[asyncio.Future[None]]) -> None:
+        if self.on_event is not None:
+            if not self.is_of_former_life:
+                self.on_event()
+            return
         if self.is_of_former_life:
             return
         while waiting:
             future = waiting.popleft()
             if not future.done():
                 future.set_result(None)
-        if self.on_event is not None:
-            self.on_event()
 
 
 class Listening:
