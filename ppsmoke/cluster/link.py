@@ -22,6 +22,7 @@ WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the 
 HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
 FILLER_EVERY_S = 0.1  # facts/network.md, 4.2: TCP's slow start after idle costs 16 KiB a second round trip
 FILLER_BYTES = 48  # 64 with the frame's header
+TICK_S = 0.001
 WARM_S = 10.0  # after its last data a link is kept from idling this long: longer than any step of a running request
 
 
@@ -50,7 +51,8 @@ class LinkOwner(Protocol):
     def hello_for(self, peer_id: str) -> Hello: ...
 
     def admit(self, link: Link) -> Bye | None:
-        """Asked on the serving side alone, which decides for both: None to take the link, a reason to refuse it."""
+        """Asked on the serving side alone, which decides for both: None to take the link (its admission is a number
+        above those of all it took before), a reason to refuse it."""
 
     def link_up(self, link: Link) -> None: ...
 
@@ -87,6 +89,7 @@ class Link(asyncio.Protocol):
         self.where: Candidate | None = None  # what was dialled, if we dialled
         self.via = ""  # the relay's node id, if it is relayed
         self.replaces: Link | None = None  # kept until the peer is seen to use this one
+        self.admission = 0  # in its READY: when the serving side took it; READYs on two links may cross
         self.bytes_in = self.bytes_out = 0
         self.rtt_s: float | None = None
         self.state = "tls"
@@ -236,7 +239,7 @@ class Link(asyncio.Protocol):
         elif kind is FrameType.HELLO and self.state == "hello":
             self._on_hello(Hello.decode(frame.payload))
         elif kind is FrameType.READY and self.state == "ready":
-            self._on_ready()
+            self._on_ready(frame.sequence)
         else:
             raise FrameError(f"a {kind.name} frame in state {self.state}")
 
@@ -268,14 +271,16 @@ class Link(asyncio.Protocol):
         if not self.serves:
             self.write(encode_frame(FrameType.READY))
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, admission: int) -> None:
         if self.serves:
             refusal = self._owner.admit(self)
             if refusal is not None:
                 self._refuse(DuplicateLink(f"not needed: {refusal}"))
                 self.close(refusal)
                 return
-            self.write(encode_frame(FrameType.READY))
+            self.write(encode_frame(FrameType.READY, sequence=self.admission))
+        else:
+            self.admission = admission
         self.state = "up"
         self.up_at = self._now()
         self._arm(self._timing.ping_after_s)
@@ -342,7 +347,8 @@ class Link(asyncio.Protocol):
     # --- silence
 
     def _arm(self, delay_s: float) -> None:
-        self._timer_due = self._now() + delay_s
+        # Not less than a tick: what is due in a rounding error would be so again, each time (see _on_timer).
+        self._timer_due = self._now() + max(delay_s, TICK_S)
         self._timer = self._call_at(self._timer_due, self._on_timer)
 
     def _on_timer(self) -> None:

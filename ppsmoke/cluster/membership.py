@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import ipaddress
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
 from struct import Struct
 from typing import Any
 
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.names import NameEntry
 from ppsmoke.cluster.seal import Opener, Sealer, SealError
 from ppsmoke.cluster.swim import Core
@@ -60,18 +59,18 @@ class Membership:
         udp_candidates: Callable[[bytes], Sequence[UdpAddress]] = lambda meta: (),
         config: Config | None = None,
         epoch: int | None = None,
-        rng: Random | None = None,
-        clock: Callable[[], int] | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
+        machine = machine or Machine()
+        epoch = machine.epoch_ms() if epoch is None else epoch
         config = config or Config(udp=udp is not None)
         self.node_id = node_id
-        self._clock = clock or _now
+        self._clock = machine.boot_us
         self._link_send = link_send
         self._on_event = on_event
         self._udp_candidates = udp_candidates
         self._listen = udp
-        self._core = Core(config, node_id, epoch, rng or Random(), meta=meta)
+        self._core = Core(config, node_id, epoch, machine.random(), meta=meta)
         self._sealer = Sealer(cluster_key, node_id=node_id, epoch=epoch)
         self._opener = Opener(cluster_key, node_id=node_id)
         self._counts: Counter[str] = Counter()
@@ -317,11 +316,3 @@ def _usable(address: UdpAddress) -> bool:
     except ValueError:
         return False
     return 0 < port < 1 << 16 and not ip.is_unspecified and not ip.is_multicast
-
-
-def _now() -> int:
-    """Microseconds on a clock that goes on while the machine sleeps, so that a suspended laptop notices it."""
-    clock_id = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-    if clock_id is None:
-        return time.monotonic_ns() // 1000
-    return time.clock_gettime_ns(clock_id) // 1000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
 from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
@@ -60,13 +60,16 @@ class Node:
         link_grace_s: float = LINK_GRACE_S,
         window_bytes: int = WINDOW_BYTES,
         swim: swim_state.Config | None = None,
+        machine: Machine | None = None,
     ) -> AsyncIterator[Node]:
         """A node for this block: when the block ends its last messages are flushed, its peers are told, and no task
         or socket of it is left. udp None: membership goes over the links alone. Raises LinkError if it cannot listen.
 
         may_own(name, role): whether the holder of that role may own that name."""
-        node = cls(identity, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
-        maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
+        machine = machine or Machine()
+        hello = (code_hash, model)
+        node = cls(identity, machine.epoch_ms(), link_grace_s=link_grace_s, window_bytes=window_bytes, hello=hello)
+        maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming(), machine)
         node._maker = maker
         node._listener = Listener(*tcp, maker)
         node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0], learn=node._learn_candidates)
@@ -79,6 +82,7 @@ class Node:
             udp_candidates=udp_candidates,
             config=swim,
             epoch=node._epoch,
+            machine=machine,
         )
         node._resolver = Resolver(node, node._membership.lookup, may_own, node._roster, node._changed, node._reach)
         try:
@@ -90,6 +94,7 @@ class Node:
     def __init__(
         self,
         identity: Identity,
+        epoch: int,
         *,
         link_grace_s: float,
         window_bytes: int,
@@ -100,10 +105,10 @@ class Node:
         self._grace_s = link_grace_s
         self._changed = Signal()
         self._mailboxes: dict[str, Mailbox] = {}
-        self._held: set[Peer] = set()
+        self._held: dict[Peer, None] = {}
         self.port_checks: list[PortCheck] = []  # what gather() found of mapped ports
         self._watchers: list[asyncio.Queue[Event]] = []
-        self._epoch = time.time_ns() // 1_000_000
+        self._epoch = epoch
         context = PeerContext(
             epoch=self._epoch,
             window_bytes=window_bytes,
@@ -366,10 +371,10 @@ class Node:
         mailbox.put(delivery)
         if mailbox.full:
             peer.hold_acks()
-            self._held.add(peer)
+            self._held[peer] = None
 
     def _on_mailbox_room(self) -> None:
-        held, self._held = self._held, set()
+        held, self._held = self._held, {}
         for peer in held:
             peer.release_acks()
         self._changed.notify()

@@ -102,6 +102,8 @@ class Peer:
         """This link carries the session from now on. The link that it replaces, if any."""
         old, self.link = self.link, link
         self.path_reason = self._why_this_path(old)
+        if self.epoch not in (0, link.hello.epoch):
+            self.upgrades.restarted()
         self.upgrades.linked(link.kind, self._now())
         self.role, self.generation = link.peer.role, link.peer.generation
         self.left = self.last_error = self.refusal = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from dataclasses import dataclass
 
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.peer import Peer
-from ppsmoke.cluster.punch import DEADLINE_S, punch, reusing_socket
+from ppsmoke.cluster.punch import DEADLINE_S, punch
 from ppsmoke.cluster.raw_sockets import RawSocket, within
 from ppsmoke.cluster.rendezvous import PROBES_S
 from ppsmoke.cluster.roster import Roster
@@ -32,10 +31,10 @@ class _Attempt:
 
 
 class Puncher:
-    def __init__(self, roster: Roster, maker: LinkMaker, rng: random.Random) -> None:
+    def __init__(self, roster: Roster, maker: LinkMaker) -> None:
         self._roster = roster
         self._maker = maker
-        self._rng = rng
+        self._rng = maker.machine.random()
         self._waiting: dict[tuple[str, str], asyncio.Future[Link]] = {}  # by relay and peer
         self._attempts: dict[bytes, _Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,9 +120,9 @@ class Puncher:
                 doing="no address",
             )
             family, address = found[0][0], found[0][4]
-            first = _probe_socket(family, 0, probes)
+            first = self._probe_socket(family, 0, probes)
             port = first.getsockname()[1]
-            second = _probe_socket(family, port, probes)
+            second = self._probe_socket(family, port, probes)
             at_second = asyncio.ensure_future(
                 self._probe_one(second, (address[0], signal.second_port), relay, signal.attempt)
             )
@@ -140,6 +139,11 @@ class Puncher:
         host = first.getsockname()[0]
         return Mapped(signal.attempt, port, int(rtt_s * 1e6), ((host, port),), "")
 
+    def _probe_socket(self, family: int, port: int, probes: list[socket.socket]) -> socket.socket:
+        sock = self._maker.machine.reusing_socket(family, port)
+        probes.append(sock)
+        return sock
+
     async def _probe_one(self, sock: socket.socket, address: tuple[str, int], relay: Peer, nonce: bytes) -> None:
         if address[1]:
             await asyncio.get_running_loop().sock_connect(sock, address)
@@ -149,7 +153,13 @@ class Puncher:
         own_id = self._maker.node_id
         mine = Preamble(LinkKind.PUNCHED, own_id, peer.node_id, start.attempt)
         await asyncio.sleep(min(start.delay_us / 1e6, 1.0))
-        raw: RawSocket = await punch(port, start.targets, lambda sock: self._maker.greet(sock, mine), rng=self._rng)
+        raw: RawSocket = await punch(
+            port,
+            start.targets,
+            lambda sock: self._maker.greet(sock, mine),
+            rng=self._rng,
+            open_socket=self._maker.machine.reusing_socket,
+        )
         try:
             # Nobody dialled: by agreement the lower id did.
             source, target = sorted((own_id, peer.node_id))
@@ -168,9 +178,3 @@ class Puncher:
             waiting.exception()  # whoever asked may have given up
         else:
             waiting.set_result(outcome)
-
-
-def _probe_socket(family: int, port: int, probes: list[socket.socket]) -> socket.socket:
-    sock = reusing_socket(family, port)
-    probes.append(sock)
-    return sock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 
 from ppsmoke.cluster.changes import Signal as Changed
@@ -47,8 +46,8 @@ class Reach:
         self.rendezvous = Rendezvous(roster, maker, host=host)
         self.port_checks = PortChecks(roster, maker)
         self._legs = Legs(roster, maker)
-        self._puncher = Puncher(roster, maker, random.Random())
-        self.dialler = Dialler(self._open, self._relays_to, learn, changed, maker.timing, random.Random())
+        self._puncher = Puncher(roster, maker)
+        self.dialler = Dialler(self._open, self._relays_to, learn, changed, maker.timing, maker.machine.random())
         maker.doors[LinkKind.RELAYED] = self._on_leg
         maker.doors[LinkKind.PROBE] = self.rendezvous.on_probe
         roster.on_signal = self._on_signal

@@ -50,6 +50,7 @@ class Roster:
         self._model = model
         self._emit = emit
         self._generations: dict[str, int] = {}
+        self._admissions = 0
         self._now = asyncio.get_running_loop().time
 
     def peer(self, node_id: str) -> Peer:
@@ -111,9 +112,13 @@ class Roster:
     def admit(self, link: Link) -> Bye | None:
         """The lower id decides, so that both ends keep the same link (facts/network.md, 4.6): the better class, then
         the one that the lower id dialled, then the older. A link that the peer has lost already is never kept."""
-        peer = self.peer(link.peer_id)
-        if (refusal := self._outdated(link)) is not None:
-            return refusal
+        refusal = self._outdated(link) or self._why_not_this_one(link, self.peer(link.peer_id))
+        if refusal is None:
+            self._admissions += 1
+            link.admission = self._admissions
+        return refusal
+
+    def _why_not_this_one(self, link: Link, peer: Peer) -> Bye | None:
         current = peer.link
         if current is None or link.hello.epoch != peer.epoch:
             return None
@@ -129,6 +134,9 @@ class Roster:
             return
         restarted = peer.epoch not in (0, link.hello.epoch)
         self._generations.setdefault(link.peer.role, link.peer.generation)
+        current = peer.link
+        if not link.serves and current is not None and not restarted and link.admission < current.admission:
+            return  # its READY was overtaken: the peer has replaced this link already, and is about to end it
         old = peer.attach(link)
         if old is not None and link.serves:
             link.replaces = old

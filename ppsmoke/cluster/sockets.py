@@ -6,7 +6,6 @@ The preamble is read from the raw socket to the byte: a stream reader would swal
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import ssl
 from collections import Counter
@@ -17,7 +16,8 @@ from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.handshake import NONCE_BYTES, PREAMBLE_BYTES, LinkKind, Observed, Preamble, preamble_key
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import Link, LinkOwner, LinkTiming
-from ppsmoke.cluster.raw_sockets import RawSocket, connect, listening_socket, receive_exactly, tune, within
+from ppsmoke.cluster.machine import Machine
+from ppsmoke.cluster.raw_sockets import RawSocket, connect, receive_exactly, tune, within
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
@@ -32,20 +32,23 @@ Door = Callable[[RawSocket, Preamble], Coroutine[Any, Any, Link | None]]
 class LinkMaker:
     """What every link of a node has in common: its keys, its owner, its patience."""
 
-    def __init__(self, identity: Identity, cluster_key: bytes, owner: LinkOwner, timing: LinkTiming) -> None:
+    def __init__(
+        self, identity: Identity, cluster_key: bytes, owner: LinkOwner, timing: LinkTiming, machine: Machine
+    ) -> None:
         self.node_id = identity.node_id
         self.timing = timing
-        self.links: set[Link] = set()  # all that have not ended, whatever their state
+        self.machine = machine
+        self.links: dict[Link, None] = {}  # all that have not ended, whatever their state, the oldest first
         self._owner = owner
         self._key = preamble_key(cluster_key)
-        self._server_context = identity.tls_context(side="server")
-        self._client_context = identity.tls_context(side="client")
+        self._server_context = machine.tls_context(identity, side="server")
+        self._client_context = machine.tls_context(identity, side="client")
         self.doors: dict[LinkKind, Door] = {}  # who takes accepted sockets of the other kinds
 
     async def dial(self, candidate: Candidate, *, peer_id: str, name: str) -> Link:
         """A link that is up. Raises LinkError; HelloRefused and KeyRefused among them."""
         where = f"{candidate.host}:{candidate.tcp_port}"
-        preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, secrets.token_bytes(NONCE_BYTES))
+        preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, self.machine.token(NONCE_BYTES))
         raw = await self._open(candidate, preamble)
         try:
             handshake = self.handshake(raw, preamble, name=name, dialled=True, where=candidate)
@@ -92,9 +95,14 @@ class LinkMaker:
             raise FrameError(f"a {preamble.kind.name} preamble where none is due")
         return await self.doors[preamble.kind](raw, preamble)
 
+    async def connect(self, candidate: Candidate) -> RawSocket:
+        """A socket without a preamble. Raises LinkError."""
+        where, connecting = f"{candidate.host}:{candidate.tcp_port}", connect(candidate, self.machine.stream_socket)
+        return RawSocket(await within(self.timing.connect_s, connecting, name=where, doing="nobody answered"))
+
     async def _open(self, candidate: Candidate, preamble: Preamble) -> RawSocket:
         where = f"{candidate.host}:{candidate.tcp_port}"
-        raw = RawSocket(await within(self.timing.connect_s, connect(candidate), name=where, doing="nobody answered"))
+        raw = await self.connect(candidate)
         try:
             tune(raw.socket)
             sending = asyncio.get_running_loop().sock_sendall(raw.socket, preamble.seal(self._key))
@@ -120,8 +128,8 @@ class LinkMaker:
         tune(raw.socket)
         link = Link(self._owner, preamble, own_id=self.node_id, timing=self.timing, dialled=dialled, name=name)
         link.where, link.via = where, via
-        self.links.add(link)
-        link.closed.add_done_callback(lambda _: self.links.discard(link))
+        self.links[link] = None
+        link.closed.add_done_callback(lambda _: self.links.pop(link))
         try:
             sock = raw.hand_over()
             if link.serves:
@@ -150,7 +158,7 @@ class Listener:
     """Accepts until closed. A stranger is dropped without a byte; what one peer does never stops the rest."""
 
     def __init__(self, host: str, port: int, maker: LinkMaker) -> None:
-        self._socket = listening_socket(host, port)
+        self._socket = maker.machine.listening_socket(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         self._maker = maker
         self._strangers: dict[asyncio.Task[None], RawSocket] = {}  # oldest first
