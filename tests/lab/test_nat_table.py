@@ -1,36 +1,46 @@
 """The twelve named cells of the reachability table, with real nodes and a real request; and how they are judged."""
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.nat_lab.expected import HOME, IN_CI, NAMED, PAIRS, expected
 from tests.lab.nat_lab.lab import why_not
-from tests.lab.nat_lab.meeting import Outcome, names_a_remedy
-from tests.lab.nat_table import chosen, infer_in_cell, run_cell, run_complaints
+from tests.lab.nat_lab.meeting import Outcome, RunResult, names_a_remedy
+from tests.lab.nat_lab.real_run import warm_workers
+from tests.lab.nat_lab.warm_workers import WarmWorkers
+from tests.lab.nat_table import chosen, infer_in_cell, run_cell
 
 needs_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab runs")
+computes = sys.version_info >= (3, 11)  # what a computing stage needs
 PUNCHED, NOBODY = NAMED["home-open-stages-punch"][0], NAMED["nobody-can-be-dialled"][0]
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[WarmWorkers]:
+    with warm_workers() as warm:
+        yield warm
+
+
 @needs_lab
 @pytest.mark.slow
+@pytest.mark.skipif(not computes, reason="a computing stage needs Python 3.11")
 @pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_ends_on_the_paths_that_were_expected(name):
+def test_a_cell_ends_on_its_paths_and_answers_or_fails_with_its_cause(name, workers):
+    assert infer_in_cell(NAMED[name][0], workers).complaints() == []
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.skipif(computes, reason="where stages compute, they are played with real ones")
+@pytest.mark.parametrize("name", IN_CI)
+def test_a_cell_of_agents_ends_on_the_paths_that_were_expected(name):
     assert run_cell(NAMED[name][0]).complaints() == []
 
 
-@needs_lab
-@pytest.mark.slow
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")
-@pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_that_can_work_answers_and_every_other_fails_with_its_cause(name):
-    cell = NAMED[name][0]
-    assert run_complaints(cell, infer_in_cell(cell)) == []
-
-
 def outcome(
-    cell, paths: str = "DDP", *, message: str = "", failed_after_s: float | None = None, first_s=0.1
+    cell, paths: str = "DDP", *, message: str = "", failed_after_s: float | None = None, first_s=0.1, verdict: str = ""
 ) -> Outcome:
     words = {"D": "direct", "P": "punched", "R": "relayed", "x": "impossible", "?": "disputed"}
     return Outcome(
@@ -42,6 +52,7 @@ def outcome(
         message=message,
         failed_after_s=failed_after_s,
         stderr={HOME: []},
+        run=RunResult(verdict=verdict, detail="as asked", seconds=1.0) if verdict else None,
     )
 
 
@@ -60,6 +71,14 @@ REMEDY = "nobody can be dialled: rent a stage with a mapped port, or forward one
         (outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=25.0), "no failure within 20 s"),
         (outcome(NOBODY, "xxx", message="20 s spent", failed_after_s=20.0), "which side must change"),
         (outcome(NOBODY, "DDP"), "paths DDP, not xxx"),
+        (outcome(PUNCHED, verdict="right"), None),
+        (outcome(PUNCHED, verdict="wrong"), "run wrong: as asked"),
+        (outcome(PUNCHED, verdict="failed"), "run failed: as asked"),
+        (outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=19.0, verdict="failed"), None),
+        (
+            outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=19.0, verdict="right"),
+            "run right, where no run can be",
+        ),
     ],
 )
 def test_an_outcome_is_held_against_what_was_expected(found, complaint):
