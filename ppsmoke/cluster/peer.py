@@ -72,6 +72,12 @@ class Peer:
         """Since the last byte from it."""
         return self._now() - (self.link.last_heard if self.link else self._last_heard)
 
+    @property
+    def via(self) -> str:
+        """The relay (its node id) of its link, or of the one that it had; "" if there was none."""
+        link = self.link or self._last_link
+        return link.via if link is not None else ""
+
     def lost_in_s(self) -> float | None:
         """How long until it counts as lost; 0 or less: it is. None: there is a link."""
         if self.link is not None:
@@ -86,6 +92,13 @@ class Peer:
 
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
+
+    def stood_still(self, lag_s: float) -> None:
+        """This process stood still for so long, and could not have heard it: that is no silence of its. An open link
+        sees to its own."""
+        if self.link is None:
+            self._down_since += lag_s
+            self._last_heard += lag_s
 
     def udp_address(self) -> tuple[str, int] | None:
         """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
