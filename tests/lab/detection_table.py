@@ -40,8 +40,8 @@ RUN_BUDGET_S = 200.0
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """deed: what is done once the third token is there. within_s: of the exit after it; None: nothing may happen, and
-    the run ends when it is done. says: patterns that the error must hold. slow_s: of a worker's step; tokens: asked for.
-    """
+    the run ends when it is done. says: patterns that the error must hold. slow_s: of a worker's step. tokens: how many
+    to ask for."""
 
     name: str
     deed: Callable[[PlacedRun], None]

@@ -13,10 +13,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from queue import SimpleQueue
+from functools import partial
 from typing import IO
 
 from tests.lab.nat_lab.expected import IN_CI, NAMED, PAIRS, Cell, expected, whole_table
@@ -109,40 +109,35 @@ def _cells(text: str) -> list[tuple[str, Cell]]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def outcomes(
+    cells: Sequence[tuple[str, Cell]], *, jobs: int, real: bool, seed: int = 0
+) -> Iterator[tuple[str, Outcome]]:
+    """Each cell's, in their order, so many at once; real: with real stages, whose workers all of them share."""
+    with ExitStack() as stack:
+        if real:
+            workers = stack.enter_context(warm_workers())
+            measure = partial(infer_in_cell, workers=workers, seed=seed)
+        else:
+            measure = partial(run_cell, seed=seed)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        names = [name for name, _ in cells]
+        yield from zip(names, pool.map(measure, [cell for _, cell in cells]), strict=True)
+
+
 def _measure(options: argparse.Namespace, file: IO[str] | None) -> int:
     began, bad = time.monotonic(), []
-    cells = options.cells
-    with ExitStack() as stack:
-        measure = _with_workers(stack, options) if options.run else lambda cell: run_cell(cell, seed=options.seed)
-        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
-        measured = pool.map(measure, [cell for _, cell in cells])
-        for (name, _), outcome in zip(cells, measured, strict=True):
-            print("\n".join(_told(name, outcome)), flush=True)
-            if outcome.complaints():
-                bad.append(name)
-            if file is not None:
-                file.write(json.dumps({"name": name, **outcome_json(outcome)}) + "\n")
-                file.flush()
-    print(f"{len(cells) - len(bad)} of {len(cells)} cells as expected, in {time.monotonic() - began:.0f} s")
+    for name, outcome in outcomes(options.cells, jobs=options.jobs, real=options.run, seed=options.seed):
+        print("\n".join(_told(name, outcome)), flush=True)
+        if outcome.complaints():
+            bad.append(name)
+        if file is not None:
+            file.write(json.dumps({"name": name, **outcome_json(outcome)}) + "\n")
+            file.flush()
+    count = len(options.cells)
+    print(f"{count - len(bad)} of {count} cells as expected, in {time.monotonic() - began:.0f} s")
     for name in bad:
         print(f"  not as expected: {name}")
     return 1 if bad else 0
-
-
-def _with_workers(stack: ExitStack, options: argparse.Namespace) -> Callable[[Cell], Outcome]:
-    """Each job has warm workers of its own."""
-    idle: SimpleQueue[WarmWorkers] = SimpleQueue()
-    for _ in range(min(options.jobs, len(options.cells))):
-        idle.put(stack.enter_context(warm_workers()))
-
-    def measure(cell: Cell) -> Outcome:
-        workers = idle.get()
-        try:
-            return infer_in_cell(cell, workers, seed=options.seed)
-        finally:
-            idle.put(workers)
-
-    return measure
 
 
 def _told(name: str, outcome: Outcome) -> Iterator[str]:

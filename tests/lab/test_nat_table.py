@@ -1,42 +1,24 @@
 """The twelve named cells of the reachability table, with real nodes and a real request; and how they are judged."""
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.nat_lab.expected import HOME, IN_CI, NAMED, PAIRS, expected
 from tests.lab.nat_lab.lab import why_not
 from tests.lab.nat_lab.meeting import Outcome, RunResult, names_a_remedy
-from tests.lab.nat_lab.real_run import warm_workers
-from tests.lab.nat_lab.warm_workers import WarmWorkers
-from tests.lab.nat_table import chosen, infer_in_cell, run_cell
+from tests.lab.nat_table import chosen, outcomes
 
 needs_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab runs")
 computes = sys.version_info >= (3, 11)  # what a computing stage needs
 PUNCHED, NOBODY = NAMED["home-open-stages-punch"][0], NAMED["nobody-can-be-dialled"][0]
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[WarmWorkers]:
-    with warm_workers() as warm:
-        yield warm
-
-
 @needs_lab
 @pytest.mark.slow
-@pytest.mark.skipif(not computes, reason="a computing stage needs Python 3.11")
-@pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_ends_on_its_paths_and_answers_or_fails_with_its_cause(name, workers):
-    assert infer_in_cell(NAMED[name][0], workers).complaints() == []
-
-
-@needs_lab
-@pytest.mark.slow
-@pytest.mark.skipif(computes, reason="where stages compute, they are played with real ones")
-@pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_of_agents_ends_on_the_paths_that_were_expected(name):
-    assert run_cell(NAMED[name][0]).complaints() == []
+def test_the_twelve_named_cells_end_on_their_paths_and_answer_or_fail_with_the_cause():
+    found = outcomes(chosen("ci"), jobs=4, real=computes)  # they mostly wait
+    assert {name: outcome.complaints() for name, outcome in found} == {name: [] for name in IN_CI}
 
 
 def outcome(
