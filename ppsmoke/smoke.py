@@ -114,7 +114,7 @@ async def stages_up(
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
-            rented(fleet, progress),
+            rented(fleet, progress, node),
         ):
             inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
             async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
@@ -134,12 +134,15 @@ async def stages_up(
 
 
 @asynccontextmanager
-async def rented(fleet: Fleet, progress: Progress) -> AsyncIterator[None]:
+async def rented(fleet: Fleet, progress: Progress, node: Node) -> AsyncIterator[None]:
     """Machines for this block alone. A failure takes the stage's last words along; then everything is destroyed."""
     try:
         yield
     except SmokeError as error:
         error.phase = error.phase or progress.current_phase
+        if slept := node.stood_still():
+            error.cause = f"{error.cause}; {slept}"
+            error.hint = error.hint or "keep this machine awake while a run goes on"
         error.detail = error.detail or await fleet.logs(error.stage)
         raise
     finally:

@@ -12,7 +12,7 @@ from ppsmoke.errors import LinkLost
 
 
 class Guard:
-    """is_dead(node_id): whether SWIM says so. stood_still(): that this machine slept lately, "" if it did not."""
+    """is_dead(node_id): whether SWIM says so."""
 
     def __init__(
         self,
@@ -21,13 +21,11 @@ class Guard:
         *,
         grace_s: float,
         is_dead: Callable[[str], bool],
-        stood_still: Callable[[], str],
     ) -> None:
         self._roster = roster
         self._changed = changed
         self._grace_s = grace_s
         self._is_dead = is_dead
-        self._stood_still = stood_still
 
     async def watch(self, peers: Collection[str]) -> NoReturn:
         """Raises LinkLost for the first of these node ids that is lost."""
@@ -62,10 +60,7 @@ class Guard:
         return relay if relay.link is None or self._is_dead(relay.node_id) else lost
 
     def _loss(self, peer: Peer) -> LinkLost:
-        error = peer.lost_error()
-        if peer.left is None and self._is_dead(peer.node_id):
-            why = f" ({peer.why_not_linked()})" if peer.link is None else ""
-            error = LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead{why}")
-        if slept := self._stood_still():
-            error = LinkLost(f"{error.cause}; {slept}", hint="keep this machine awake while a run goes on")
-        return error
+        if peer.left is not None or not self._is_dead(peer.node_id):
+            return peer.lost_error()
+        why = f" ({peer.why_not_linked()})" if peer.link is None else ""
+        return LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead{why}")

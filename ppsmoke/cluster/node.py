@@ -120,7 +120,6 @@ class Node:
             self._changed,
             grace_s=link_grace_s,
             is_dead=lambda node_id: self._membership.state_of(node_id) is swim_state.State.DEAD,
-            stood_still=self._waking.stood_still,
         )
         self._maker: LinkMaker
         self._listener: Listener
@@ -186,6 +185,10 @@ class Node:
                     )
                 )
         return found
+
+    def stood_still(self) -> str:
+        """That this process or this machine slept lately, and how long; "" if it did not."""
+        return self._waking.stood_still()
 
     def relayed(self) -> list[RelayInfo]:
         """The pairs of other nodes whose bytes this one passes on."""

@@ -1,4 +1,4 @@
-"""After a sleep of this process or this machine: links prove themselves, nobody is lost for a silence that was ours."""
+"""After a sleep of this process or this machine: links prove themselves, no silence of ours counts against others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from ppsmoke.cluster import waking
 from ppsmoke.cluster.events import LinkDown
-from ppsmoke.errors import LinkLost
 from ppsmoke.keys import derive
 from tests.lab.cluster import IMPATIENT, RUN_KEY, endpoint_of, lab, next_event, run, until, within
 from tests.lab.node_child import node_child
@@ -31,9 +30,9 @@ def let_the_clock_jump(node, seconds: float) -> None:
     node._waking._clock = lambda: real() + round(seconds * 1e6)
 
 
-def test_a_link_that_did_not_outlive_a_sleep_is_given_up_soon_and_the_loss_names_the_sleep():
+def test_a_link_that_did_not_outlive_a_sleep_is_given_up_soon():
     async def scenario():
-        async with lab(link_grace_s=0.3) as cluster:  # a link's own patience is 15 s
+        async with lab() as cluster:  # a link's own patience is 15 s
             node = await cluster.node("orchestrator")
             identity = cluster.authority.mint("stage-0-of-2")
             events = node.subscribe()
@@ -41,9 +40,7 @@ def test_a_link_that_did_not_outlive_a_sleep_is_given_up_soon_and_the_loss_names
             let_the_clock_jump(node, 40.0)
             down = await next_event(events, LinkDown)
             assert down.reason == "stage-0-of-2 did not answer within 0.2 s after this machine stood still"
-            with pytest.raises(LinkLost, match="stood still for 40 s until [01] s ago") as lost:
-                await within(node.guard([identity.node_id]))
-            assert lost.value.hint == "keep this machine awake while a run goes on"
+            assert node.stood_still().startswith("this machine stood still for 40 s until ")
             await peer.close()
 
     run(scenario())
@@ -57,7 +54,7 @@ def test_a_link_that_outlived_a_sleep_stays():
             await within(node.dial(endpoint_of(stage)))
             link = node._roster.peers[stage.node_id].link
             let_the_clock_jump(node, 40.0)
-            await until(node._waking.stood_still)
+            await until(node.stood_still)
             await until(lambda: link._ponged == link._pings)
             await asyncio.sleep(2 * waking.ANSWER_S)  # its end would have come by now
             assert node._roster.peers[stage.node_id].link is link and link.state == "up"
@@ -78,7 +75,7 @@ def test_a_freeze_of_ours_is_not_counted_as_a_time_without_a_link():
                 await asyncio.sleep(2 * waking.PULSE_S)
                 left_s = peer.lost_in_s()
                 time.sleep(1.0)  # the loop stands still, as in a stopped process
-                await until(node._waking.stood_still)
+                await until(node.stood_still)
                 assert left_s - 0.4 < peer.lost_in_s() <= left_s
 
     run(scenario())
@@ -89,6 +86,6 @@ def test_without_a_sleep_there_is_nothing_to_tell():
         async with lab() as cluster:
             node = await cluster.node("orchestrator")
             await asyncio.sleep(3 * waking.PULSE_S)
-            assert node._waking.stood_still() == ""
+            assert node.stood_still() == ""
 
     run(scenario())
