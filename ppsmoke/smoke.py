@@ -12,7 +12,7 @@ from ppsmoke import models
 from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import InputError, SmokeError, StageError
+from ppsmoke.errors import InputError, LinkLost, SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
@@ -120,7 +120,7 @@ async def stages_up(
             async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
                 await _rent(settings, node, fleet, specs(settings, model, authority, node), deadline)
                 entry = await _gather(settings, node, fleet, inbox, progress, deadline)
-                async with running(node.guard(list(inbox.stage_nodes)), name="watch over links"):
+                async with running(_watch_links(node, inbox), name="watch over links"):
                     progress.phase("load")
                     loading = deadline.capped(deadline.remaining(), phase="load")
                     await inbox.all_ready(loading, silence_s=LOAD_SILENCE_S)
@@ -192,6 +192,15 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await (told if told.done() else lost)
     finally:
         await cancel_and_reap(told, lost)
+
+
+async def _watch_links(node: Node, inbox: Inbox) -> NoReturn:
+    """Raises LinkLost for the first stage that is lost, naming it."""
+    try:
+        return await node.guard(list(inbox.stage_nodes))
+    except LinkLost as error:
+        error.stage = inbox.stage_nodes.get(error.peer)
+        raise
 
 
 def specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> SpecOf:

@@ -35,7 +35,7 @@ class Guard:
             for node_id, life in lives.items():
                 peer = self._roster.peer(node_id)
                 if life and peer.epoch != life:
-                    raise LinkLost(f"{peer.name} has restarted: what it knew is gone")
+                    raise peer.lost(f"{peer.name} has restarted: what it knew is gone")
                 lost_in_s = self._lost_in_s(peer)
                 if lost_in_s is not None:
                     if lost_in_s <= 0:
@@ -62,5 +62,5 @@ class Guard:
     def _loss(self, peer: Peer) -> LinkLost:
         if peer.left is not None or not self._is_dead(peer.node_id):
             return peer.lost_error()
-        why = f" ({peer.why_not_linked()})" if peer.link is None else ""
-        return LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead{why}")
+        why = f" ({peer.last_error.cause})" if peer.last_error is not None else ""
+        return peer.lost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead{why}")

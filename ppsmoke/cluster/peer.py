@@ -87,8 +87,11 @@ class Peer:
 
     def lost_error(self) -> LinkLost:
         if self.left:
-            return LinkLost(f"{self.name} has left: {self.left}")
-        return LinkLost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+            return self.lost(f"{self.name} has left: {self.left}")
+        return self.lost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+
+    def lost(self, cause: str) -> LinkLost:
+        return LinkLost(cause, peer=self.node_id)
 
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
@@ -166,7 +169,7 @@ class Peer:
             if self.left is not None or (lost_in_s is not None and lost_in_s <= 0):
                 raise self.lost_error()
             if life and self.epoch != life:
-                raise LinkLost(f"{self.name} has restarted: what it knew is gone")
+                raise self.lost(f"{self.name} has restarted: what it knew is gone")
             if self.epoch and self.session.has_room:
                 break
             life = self.epoch

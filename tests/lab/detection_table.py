@@ -75,9 +75,9 @@ def suspend_and_forget(run: PlacedRun) -> None:
     run.suspend(SLEEP_S, clock="stands")
 
 
-LOST = ("stage.1", "ask")
+LOST = ("ask, stage 1: ",)
 ROWS = (
-    Row(name="the worker of a stage is killed", within_s=LOCAL_S, says=("stage 1", "killed by signal 9"),
+    Row(name="the worker of a stage is killed", within_s=LOCAL_S, says=("ask, stage 1: ", "killed by signal 9"),
         deed=lambda run: run.signal_worker("stage-1", signal.SIGKILL)),
     Row(name="a stage's node is killed", within_s=LINK_GRACE_S + LOCAL_S, says=LOST,
         deed=lambda run: run.kill("stage-1")),
@@ -85,7 +85,7 @@ ROWS = (
     Row(name="a stage is frozen", within_s=LinkTiming().down_after_s + LOCAL_S, says=LOST,
         deed=lambda run: run.freeze("stage-1")),
     Row(name="the worker of a stage is frozen", within_s=ASK_SILENCE_S + LOCAL_S,
-        says=("stage 1", f"nothing has moved for {ASK_SILENCE_S:g} s"),
+        says=("ask, stage 1: ", f"nothing has moved for {ASK_SILENCE_S:g} s"),
         deed=lambda run: run.signal_worker("stage-1", signal.SIGSTOP)),
     Row(name="UDP alone is blocked", within_s=None, deed=block_udp, tokens=200),
     Row(name="the stage that relays is killed", within_s=LINK_GRACE_S + LOCAL_S, says=LOST, sites=RELAYED,

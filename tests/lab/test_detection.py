@@ -29,10 +29,10 @@ def ended(status: int, seconds: float, stderr: str) -> Ended:
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        (ended(1, 15.0, "ppsmoke: ask: stage-1-of-2: no byte for 15 s"), []),
-        (ended(1, 99.0, "ppsmoke: ask: stage-1-of-2: no byte for 15 s"), ["it took 99.0 s"]),
-        (ended(0, 15.0, "ppsmoke: ask: stage-1-of-2: no byte for 15 s"), ["exit status 0"]),
-        (ended(1, 15.0, "ppsmoke: ask: stage-0-of-2: no byte for 15 s"), ["'stage.1' was not said"]),
+        (ended(1, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), []),
+        (ended(1, 99.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["it took 99.0 s"]),
+        (ended(0, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["exit status 0"]),
+        (ended(1, 15.0, "ppsmoke: ask, stage 0: stage-0-of-2: no byte for 15 s"), ["'ask, stage 1: ' was not said"]),
     ],
 )
 def test_a_row_is_held_against_its_bound_and_its_words(found, complaint):
