@@ -96,12 +96,12 @@ class Peer:
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
 
-    def stood_still(self, lag_s: float) -> None:
-        """This process stood still for so long, and could not have heard it: that is no silence of its. An open link
-        sees to its own."""
+    def stood_still(self, since: float, lag_s: float) -> None:
+        """From then on this process stood still for so long, and could not have heard it: that is no silence of its.
+        An open link sees to its own."""
         if self.link is None:
-            self._down_since += lag_s
-            self._last_heard += lag_s
+            self._down_since += lag_s if self._down_since <= since else 0.0
+            self._last_heard += lag_s if self._last_heard <= since else 0.0
 
     def udp_address(self) -> tuple[str, int] | None:
         """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from ppsmoke.cluster.roster import Roster
 
 PULSE_S = 1.0
-NOTABLE_S = 2.0  # less than this is a busy machine
-ANSWER_S = 4.0  # for a link to prove that it has outlived a sleep, a lost packet included
+NOTABLE_S = 5.0  # less than this is a busy machine
+ANSWER_S = 6.0  # for a link to prove that it has outlived a sleep; with its peer as busy, and a lost packet or two
 REMEMBERED_S = 60.0  # so long a loss may be told to be of the sleep's making
 
 _log = logging.getLogger("ppsmoke.cluster")
@@ -64,12 +64,12 @@ class Waking:
         slept_s = max(lag_s, (counting - last_counting) / 1e6 - PULSE_S)
         if slept_s >= NOTABLE_S:
             self._slept_s, self._woke_at = slept_s, now
-            self._wake(max(0.0, lag_s))
+            self._wake(last, max(0.0, lag_s))
 
-    def _wake(self, lag_s: float) -> None:
-        """lag_s: by how much the loop's clock went on meanwhile."""
+    def _wake(self, since: float, lag_s: float) -> None:
+        """since: the last look before the sleep; lag_s: by how much the loop's clock went on meanwhile."""
         _log.info("this machine stood still for %.0f s", self._slept_s)
         for peer in self._roster.peers.values():
-            peer.stood_still(lag_s)
+            peer.stood_still(since, lag_s)
             if peer.link is not None:
                 peer.link.prove(ANSWER_S)

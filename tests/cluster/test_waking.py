@@ -77,6 +77,9 @@ def test_a_freeze_of_ours_is_not_counted_as_a_time_without_a_link():
                 time.sleep(1.0)  # the loop stands still, as in a stopped process
                 await until(node.stood_still)
                 assert left_s - 0.4 < peer.lost_in_s() <= left_s
+                now = asyncio.get_running_loop().time()
+                peer.stood_still(now - 5.0, 4.0)  # what went down after the sleep had begun is not put off again
+                assert left_s - 0.5 < peer.lost_in_s() <= left_s
 
     run(scenario())
 
