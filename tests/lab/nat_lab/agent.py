@@ -7,19 +7,21 @@ its stdin does.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from ppsmoke.cluster.addresses import Candidate, Endpoint
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import SmokeError
+from ppsmoke.errors import DeadlineExceeded, SmokeError
 from ppsmoke.keys import derive
 from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, StageFailed, StageStatus, decode, encode
 from ppsmoke.pipeline.names import ENTRY_NAME, ORCHESTRATOR_MAILBOX, may_own
+from ppsmoke.stage_node import SEED_DIAL_S
 from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.nat_lab.watch import Watch
 
@@ -65,9 +67,15 @@ class Agent:
         self._watch = await self._stack.enter_async_context(Watch.over(self._node))
         return {"node_id": self._node.node_id}
 
-    async def on_dial(self, *, endpoint: dict[str, Any], within_s: float) -> None:
-        """Keep a link to it; returns when it is up. What is dialled in vain is dialled on."""
-        await Deadline.after(within_s).wait(self._node.dial(Endpoint(**endpoint)), doing="dialling")
+    async def on_dial(self, *, endpoints: list[dict[str, Any]], within_s: float) -> None:
+        """Keep a link to a node: one of its endpoints after the other until there is one, as a stage does it."""
+
+        async def in_turn() -> None:
+            for endpoint in itertools.cycle(endpoints):
+                with suppress(DeadlineExceeded):
+                    return await Deadline.after(SEED_DIAL_S).wait(self._node.dial(Endpoint(**endpoint)), doing="")
+
+        await Deadline.after(within_s).wait(in_turn(), doing="dialling")
 
     async def on_gather(self, *, endpoints: list[dict[str, Any]], size: int, within_s: float) -> None:
         async def known() -> AsyncIterator[Endpoint]:

@@ -113,8 +113,10 @@ class _Meeting:
         for name, puppet in self._puppets.items():
             others = [other for other in NODES if other != name]
             for other in others if name != HOME else ():
-                for where in told_places(self._lab, name, other):
-                    puppet.ask("dial", endpoint=endpoint_of(other, self._ids[other], where), within_s=UPGRADE_BUDGET_S)
+                places = told_places(self._lab, name, other)
+                endpoints = [endpoint_of(other, self._ids[other], where) for where in places]
+                if endpoints:
+                    puppet.ask("dial", endpoints=endpoints, within_s=UPGRADE_BUDGET_S)
             for other in others:
                 puppet.ask("greet", peer=self._ids[other], within_s=UPGRADE_BUDGET_S)
         return self._puppets[HOME].ask("gather", **gathering(self._lab, self._ids))
