@@ -75,6 +75,11 @@ def suspend_and_forget(run: PlacedRun) -> None:
     run.suspend(SLEEP_S, clock="stands")
 
 
+def suspend_and_move(run: PlacedRun) -> None:
+    """Home has another address when it wakes: what it had open gets no answer, not even a refusal."""
+    run.suspend(SLEEP_S, clock="stands", meanwhile=lambda: run.lab.rebuild("home", nat="firewall-drop"))
+
+
 LOST = ("ask, stage 1: ",)
 ROWS = (
     Row(name="the worker of a stage is killed", within_s=LOCAL_S, says=("ask, stage 1: ", "killed by signal 9"),
@@ -96,6 +101,7 @@ ROWS = (
     Row(name="the laptop stands still, its clock does not", within_s=None, deed=suspend(SLEEP_S, "goes on"),
         tokens=250),
     Row(name="the laptop sleeps and its router forgets", within_s=None, deed=suspend_and_forget, tokens=250),
+    Row(name="the laptop wakes on another network", within_s=None, deed=suspend_and_move, tokens=250),
     Row(name="the answer is there before the laptop wakes", within_s=None, deed=suspend(1.5 * SLEEP_S, "stands"),
         tokens=170),
     Row(name="the laptop that relays for its stages sleeps", within_s=None, deed=suspend(SLEEP_S, "stands"),

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any
+from typing import Any, Literal
 
 from tests.lab import still_worker
 from tests.lab.nat_lab.home_run import SUSPENDED
@@ -88,10 +88,17 @@ class PlacedRun:
         self.stages[stage].send_signal(signal.SIGSTOP)
         self.signal_worker(stage, signal.SIGSTOP)
 
-    def suspend(self, seconds: float, *, clock: str) -> None:
-        """Home stands still for so long; its monotonic clock goes on meanwhile, or stands."""
+    def suspend(
+        self,
+        seconds: float,
+        *,
+        clock: Literal["goes on", "stands"],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Home stands still for so long; what its monotonic clock does meanwhile, and what else happens."""
         self.home.send_signal(signal.SIGSTOP)
         began = time.monotonic()
+        meanwhile()
         time.sleep(seconds)
         if clock == "stands":
             (self.folder / "suspended").write_text(f"{time.monotonic() - began:.3f}")
