@@ -79,7 +79,11 @@ class LinkError(SmokeError):
 
 
 class LinkLost(SmokeError):
-    """A peer that is needed has been out of reach for longer than a run can bear."""
+    """A peer that is needed has been out of reach for longer than a run can bear. peer: its node id, "" if unknown."""
+
+    def __init__(self, cause: str, *, peer: str = "", **more: Any) -> None:
+        super().__init__(cause, **more)
+        self.peer = peer
 
 
 class StageError(SmokeError):

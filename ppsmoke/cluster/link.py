@@ -106,7 +106,7 @@ class Link(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._ping_sent_at: float | None = None
-        self._pings = 0
+        self._pings = self._ponged = 0
         self._noted_at = 0.0
         self._warmth = Warmth()
         self._warm_until = 0.0
@@ -168,13 +168,12 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
-        was_up = self.state == "up"
-        waiting_for_hello = self.state == "hello"
+        was_up, waiting_for_hello = self.state == "up", self.state == "hello"
         self.state = "closed"
         if self._transport is not None:
             self._transport.close()  # it is gone already; up to 3.10 it warns unless told as well
         self._transport = None
-        cause = f"{exc}" if exc is not None else "the connection ended without a BYE"
+        cause = str(exc or "the connection ended without a BYE")
         if waiting_for_hello and not self.serves:
             # Under TLS 1.3 a client is done before its certificate has been judged: a refusal looks like a hang-up.
             self._refuse(KeyRefused(f"{self.peer_name} refused our key ({cause})"))
@@ -205,6 +204,11 @@ class Link(asyncio.Protocol):
         self._pings += 1
         self._ping_sent_at = self._now()
         self.write(encode_frame(FrameType.PING, sequence=self._pings))
+
+    def prove(self, within_s: float) -> None:
+        """This machine stood still: a connection that did not outlive it may never say so. A ping, and else the end."""
+        self.ping()
+        self._call_at(self._now() + within_s, self._on_proof_due, self._pings, within_s)
 
     def close(self, bye: Bye) -> None:
         """Say why and end. The peer hangs up first; after bye_s we do."""
@@ -291,6 +295,7 @@ class Link(asyncio.Protocol):
             self.ping()
 
     def _on_pong(self, sequence: int) -> None:
+        self._ponged = sequence
         if self._ping_sent_at is None or sequence != self._pings:
             return  # of an earlier ping: says nothing about now
         sample = self._now() - self._ping_sent_at
@@ -357,15 +362,21 @@ class Link(asyncio.Protocol):
         self.last_heard += max(0.0, now - self._timer_due)
         silence = now - self.last_heard
         if silence >= self._timing.down_after_s:
-            self.state = "closing"
-            self._owner.link_down(self, f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s", None)
-            self.abort()
-            return
+            return self._go_silent(f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s")
         if silence >= self._timing.ping_after_s:
             self.ping()
         until_ping = self._timing.ping_after_s - silence
         until_down = self._timing.down_after_s - silence
         self._arm(until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down))
+
+    def _on_proof_due(self, ping: int, within_s: float) -> None:
+        if self.state == "up" and self._ponged < ping:
+            self._go_silent(f"{self.peer_name} did not answer within {within_s:g} s after this machine stood still")
+
+    def _go_silent(self, cause: str) -> None:
+        self.state = "closing"
+        self._owner.link_down(self, cause, None)
+        self.abort()
 
     def _on_filler(self) -> None:
         now = self._now()

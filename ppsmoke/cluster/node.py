@@ -18,6 +18,7 @@ from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged, PortCheck
 from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
+from ppsmoke.cluster.guarding import Guard
 from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
@@ -31,7 +32,8 @@ from ppsmoke.cluster.resolving import Resolver
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
-from ppsmoke.errors import FrameError, LinkError, LinkLost
+from ppsmoke.cluster.waking import Waking
+from ppsmoke.errors import FrameError, LinkError
 from ppsmoke.waiting import Deadline, to_the_end
 
 FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
@@ -68,7 +70,7 @@ class Node:
         may_own(name, role): whether the holder of that role may own that name."""
         machine = machine or Machine()
         hello = (code_hash, model)
-        node = cls(identity, machine.epoch_ms(), link_grace_s=link_grace_s, window_bytes=window_bytes, hello=hello)
+        node = cls(identity, machine, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=hello)
         maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming(), machine)
         node._maker = maker
         node._listener = Listener(*tcp, maker)
@@ -94,7 +96,7 @@ class Node:
     def __init__(
         self,
         identity: Identity,
-        epoch: int,
+        machine: Machine,
         *,
         link_grace_s: float,
         window_bytes: int,
@@ -102,13 +104,12 @@ class Node:
     ) -> None:
         self.node_id = identity.node_id
         self.role = identity.role
-        self._grace_s = link_grace_s
         self._changed = Signal()
         self._mailboxes: dict[str, Mailbox] = {}
         self._held: dict[Peer, None] = {}
         self.port_checks: list[PortCheck] = []  # what gather() found of mapped ports
         self._watchers: list[asyncio.Queue[Event]] = []
-        self._epoch = epoch
+        self._epoch = machine.epoch_ms()
         context = PeerContext(
             epoch=self._epoch,
             window_bytes=window_bytes,
@@ -118,6 +119,13 @@ class Node:
         )
         code_hash, model = hello
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
+        self._waking = Waking(self._roster, clock=machine.boot_us)
+        self._guard = Guard(
+            self._roster,
+            self._changed,
+            grace_s=link_grace_s,
+            is_dead=lambda node_id: self._membership.state_of(node_id) is swim_state.State.DEAD,
+        )
         self._maker: LinkMaker
         self._listener: Listener
         self._reaching: Reach
@@ -182,6 +190,10 @@ class Node:
                     )
                 )
         return found
+
+    def stood_still(self) -> str:
+        """That this process or this machine slept lately, and how long; "" if it did not."""
+        return self._waking.stood_still()
 
     def relayed(self) -> list[RelayInfo]:
         """The pairs of other nodes whose bytes this one passes on."""
@@ -268,24 +280,7 @@ class Node:
 
     async def guard(self, peers: Collection[str]) -> NoReturn:
         """Raises LinkLost when one of these node ids has had no link for link_grace_s, has left, or has restarted."""
-        lives = {node_id: self._roster.peer(node_id).epoch for node_id in peers}
-        while True:
-            soonest_s: float | None = None
-            for node_id, life in lives.items():
-                peer = self._roster.peer(node_id)
-                if life and peer.epoch != life:
-                    raise LinkLost(f"{peer.name} has restarted: what it knew is gone")
-                lost_in_s = peer.lost_in_s()
-                if lost_in_s is not None and lost_in_s <= 0:
-                    raise peer.lost_error()
-                if lost_in_s is None and self._membership.state_of(node_id) is swim_state.State.DEAD:
-                    # SWIM alone buries frozen hosts falsely: its word counts when the link is as silent.
-                    lost_in_s = self._grace_s - peer.silent_s
-                    if lost_in_s <= 0:
-                        raise LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead")
-                if lost_in_s is not None:
-                    soonest_s = lost_in_s if soonest_s is None else min(soonest_s, lost_in_s)
-            await self._changed.wait(soonest_s)
+        return await self._guard.watch(peers)
 
     # --- behind the scenes
 
@@ -300,8 +295,10 @@ class Node:
         self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
         self._membership.set_meta(meta_of(self._roster.candidates))
         self._listener.start()
+        self._waking.start()
 
     async def _close(self) -> None:
+        self._waking.close()
         await self._listener.close()
         await self._reaching.close()
         await self._membership.leave(linger_s=0.0)

@@ -72,6 +72,12 @@ class Peer:
         """Since the last byte from it."""
         return self._now() - (self.link.last_heard if self.link else self._last_heard)
 
+    @property
+    def via(self) -> str:
+        """The relay (its node id) of its link, or of the one that it had; "" if there was none."""
+        link = self.link or self._last_link
+        return link.via if link is not None else ""
+
     def lost_in_s(self) -> float | None:
         """How long until it counts as lost; 0 or less: it is. None: there is a link."""
         if self.link is not None:
@@ -81,11 +87,21 @@ class Peer:
 
     def lost_error(self) -> LinkLost:
         if self.left:
-            return LinkLost(f"{self.name} has left: {self.left}")
-        return LinkLost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+            return self.lost(f"{self.name} has left: {self.left}")
+        return self.lost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+
+    def lost(self, cause: str) -> LinkLost:
+        return LinkLost(cause, peer=self.node_id)
 
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
+
+    def stood_still(self, since: float, lag_s: float) -> None:
+        """From then on this process stood still for so long, and could not have heard it: that is no silence of its.
+        An open link sees to its own."""
+        if self.link is None:
+            self._down_since += lag_s if self._down_since <= since else 0.0
+            self._last_heard += lag_s if self._last_heard <= since else 0.0
 
     def udp_address(self) -> tuple[str, int] | None:
         """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
@@ -155,7 +171,7 @@ class Peer:
             if self.left is not None or (lost_in_s is not None and lost_in_s <= 0):
                 raise self.lost_error()
             if life and self.epoch != life:
-                raise LinkLost(f"{self.name} has restarted: what it knew is gone")
+                raise self.lost(f"{self.name} has restarted: what it knew is gone")
             if self.epoch and self.session.has_room:
                 break
             life = self.epoch

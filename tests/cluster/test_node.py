@@ -357,6 +357,25 @@ def test_swims_death_counts_only_when_the_link_is_as_silent():
 
 
 @pytest.mark.slow
+def test_a_death_counts_as_soon_as_all_is_silent_also_after_the_link_has_gone():
+    quick = {"probe_period": 20_000, "timeout_min": 10_000, "timeout_max": 20_000, "doubt": 10_000}
+    hasty = Config(udp=False, suspicion_min=50_000, **quick)
+
+    async def scenario():
+        # The link goes down after 0.3 s: a grace counted from there would end after 0.9 s.
+        async with lab(timing=IMPATIENT, link_grace_s=0.6, swim=hasty) as cluster:
+            node = await cluster.node("orchestrator")
+            identity = cluster.authority.mint("stage-0-of-2")
+            peer = await within(RawPeer.linked(node, identity, CLUSTER_KEY))
+            with pytest.raises(LinkLost, match="stage-0-of-2: no byte for 1 s, and declared dead"):
+                await within(node.guard([identity.node_id]))
+            assert not node.links()
+            await peer.close()
+
+    run(scenario())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "cause"), [(signal.SIGKILL, "Connection refused"), (signal.SIGSTOP, "no handshake|no byte")]
 )

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.lab.fake_vast.faults import parse_fault
 from tests.lab.rented import Deed, Ended, Lab, pids_of, rented
+from tests.lab.still_worker import continuation
 
 FREEZE_S = 4  # instead of a minute and more, where a row waits for one of the run's own limits
 
@@ -104,6 +105,18 @@ def replaced_once(lab: Lab, ended: Ended) -> None:
     rentals = ended.json["rentals"]
     assert [rental["ended"] for rental in rentals].count(None) == 0
     assert any(rental["generation"] == 1 for rental in rentals) and any(rental["failure"] for rental in rentals)
+
+
+def answers_over(path: str) -> Callable[[Lab, Ended], None]:
+    """The stages' own link has this path, and the answer is what any path must give."""
+
+    def check(lab: Lab, ended: Ended) -> None:
+        links = {frozenset((link["from"], link["to"])): link["path"] for link in ended.json["links"]}
+        assert links[frozenset(("stage-0-of-2", "stage-1-of-2"))] == path, ended.json["links"]
+        prompt, tokens = ended.json["prompt_token_ids"], ended.json["token_ids"]
+        assert tokens == continuation(prompt, len(tokens)) and len(tokens) > 8, tokens
+
+    return check
 
 
 ANOTHER = ("another host takes its place",)
@@ -197,7 +210,10 @@ ROWS = (
     Row("a baked image gets its certificates alone", "-", 0, (), boots=True, rentals=2,
         arguments=("--baked", "--image", "registry.example/ppsmoke:1")),
     Row("no two stages on one host", "28", 0, (), boots=True, more=reports_two_hosts, rentals=2),
-    Row("a host drops UDP", "32", 0, (), ("machine.udp-filtered",), boots=True, rentals=2),
+    Row("the hosts drop UDP", "32", 0, (), ("machine.udp-filtered:2",), boots=True, more=answers_over("direct"),
+        rentals=2),
+    Row("the stages' mapped ports refuse each other", "-", 0, faults=("machine.no-hairpin:2",), boots=True,
+        more=answers_over("relayed"), rentals=2),
     Row("a container has no key of its own", "26", 0, ("cannot end itself",), ("machine.no-key",), boots=True,
         rentals=2),
 )  # fmt: skip
