@@ -251,7 +251,8 @@ class Link(asyncio.Protocol):
             self._start_closing()
             return
         if hello.node_id != self.peer_id:
-            raise FrameError(f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}")
+            text = f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}"
+            raise FrameError(text, reason="wrong-node")
         self.hello = hello
         self.state = "ready"
         if not self.serves:
@@ -317,9 +318,10 @@ class Link(asyncio.Protocol):
     def _break_off(self, error: FrameError) -> None:
         """The peer speaks no language of ours: the stream has lost its place, so nothing more can be read."""
         was_up = self.state == "up"
-        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}", reason="bad-frame"))
+        reason = error.reason or "bad-frame"
+        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}", reason=reason))
         if was_up:
-            self._owner.link_broken(self, error.reason or "bad-frame")
+            self._owner.link_broken(self, reason)
         self.write(encode_frame(FrameType.BYE, payload=Bye(ByeReason.BROKEN, error.cause).encode()))
         self._start_closing()
         if was_up:

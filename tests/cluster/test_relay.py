@@ -134,7 +134,7 @@ def test_a_token_is_good_once_for_its_pair_alone():
             for source in ("ab" * 8, stage_0.node_id):  # a thief of the token, and a second leg of the same side
                 knock = await Knock.at(relay, source=source, token=token.token)
                 assert await knock.answer() == b""
-            assert counts["bad-token"] == relay.counts["strangers"] == 2
+            assert counts["bad-token"] == relay.counts["strangers"] == relay.counters()["relay.bad-token"] == 2
             mine = await Knock.at(relay, source=identity.node_id, token=token.token)
             assert await mine.answer() == GO  # the rightful one, in spite of them
             again = await Knock.at(relay, source=identity.node_id, token=token.token)

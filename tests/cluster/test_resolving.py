@@ -48,6 +48,7 @@ def test_a_lying_claimant_is_skipped_however_new_its_claim():
             orchestrator.register("pp-exit", "trap", generation=9)  # the orchestrator may own no stage's name either
             stage_1.register("pp-exit", "stage")
             assert await within(stage_0.resolve("pp-exit")) == Address(stage_1.node_id, "stage")
+            assert [node.counters()["link.false-name"] for node in (orchestrator, stage_0)] == [1, 1]
 
     run(scenario())
 

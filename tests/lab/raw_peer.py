@@ -14,7 +14,8 @@ from tests.lab.cluster import CODE_HASH, MODEL
 
 
 class RawPeer:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, preamble: Preamble) -> None:
+        self.preamble = preamble
         self._reader = reader
         self._writer = writer
         self._decoder = FrameDecoder()
@@ -35,7 +36,7 @@ class RawPeer:
             transport, protocol, context, server_side=serves, server_hostname=None if serves else ""
         )
         protocol.connection_made(tls)
-        return cls(reader, asyncio.StreamWriter(tls, protocol, reader, loop))
+        return cls(reader, asyncio.StreamWriter(tls, protocol, reader, loop), preamble)
 
     @classmethod
     async def linked(cls, node: Node, identity: Identity, cluster_key: bytes, *, epoch: int = 5) -> RawPeer:
@@ -57,6 +58,16 @@ class RawPeer:
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)
+
+    async def drained(self) -> None:
+        """The node, or the kernel for it, has taken what was written; or the connection has ended."""
+        try:
+            await self._writer.drain()
+        except OSError:
+            pass
+
+    def stop_reading(self) -> None:
+        self._writer.transport.pause_reading()
 
     async def frame(self) -> Frame | None:
         """The next frame, None at the end of the connection."""
