@@ -6,6 +6,7 @@ The preamble is read from the raw socket to the byte: a stream reader would swal
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import socket
 import ssl
@@ -177,9 +178,9 @@ class Listener:
         self._socket = listening_socket(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         self._maker = maker
-        self._sockets: dict[asyncio.Task[None], RawSocket] = {}  # of all that are not done with
-        self._strangers: Crowd[asyncio.Task[None]] = Crowd(MAX_STRANGERS)
-        self._known: Crowd[asyncio.Task[None]] = Crowd(MAX_HANDSHAKES)
+        self._tasks: dict[RawSocket, asyncio.Task[None]] = {}  # of all that are not done with
+        self._strangers: Crowd[RawSocket] = Crowd(MAX_STRANGERS)
+        self._known: Crowd[RawSocket] = Crowd(MAX_HANDSHAKES)
         self._accepting: asyncio.Task[None] | None = None
         # accepted, linked; strangers and refused: how many in all, and beside them by reason (counters.py)
         self.counts: Counter[str] = Counter()
@@ -187,7 +188,7 @@ class Listener:
 
     def __len__(self) -> int:
         """Sockets that it holds, and that are no links yet."""
-        return len(self._sockets)
+        return len(self._tasks)
 
     def start(self) -> None:
         self._accepting = asyncio.ensure_future(self._accept_for_ever())
@@ -196,7 +197,7 @@ class Listener:
     async def close(self) -> None:
         # Cancelling alone leaves asyncio's callback for a connection that has just come, which then finds no taker.
         asyncio.get_running_loop().remove_reader(self._socket)
-        tasks = [task for task in (self._accepting, *self._sockets) if task is not None]
+        tasks = [task for task in (self._accepting, *self._tasks.values()) if task is not None]
         await cancel_and_reap(*tasks)
         self._socket.close()
 
@@ -212,28 +213,30 @@ class Listener:
             raw = RawSocket(sock)
             task = asyncio.ensure_future(self._welcome(raw, address[0]))
             task.set_name("welcome")
-            self._sockets[task] = raw
-            task.add_done_callback(self._forget)
-            self._let_go(self._strangers.enter(task, address[0]), "evicted")
+            self._tasks[raw] = task
+            task.add_done_callback(functools.partial(self._forget, raw))
+            self._let_go(self._strangers.enter(raw, address[0]), "evicted")
             # An accept that finds somebody waiting does not wait itself: a flood must leave the loop to others.
             await asyncio.sleep(0)
 
-    def _let_go(self, task: asyncio.Task[None] | None, reason: str) -> None:
-        if task is not None:
+    def _let_go(self, raw: RawSocket | None, reason: str) -> None:
+        if raw is not None:
             self.counts[reason] += 1
-            task.cancel()
+            self._tasks[raw].cancel()
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._sockets.pop(task).close()  # here, because a task that is cancelled before its first step has no `finally`
-        self._strangers.leave(task)
-        self._known.leave(task)
+    def _forget(self, raw: RawSocket, _: asyncio.Task[None]) -> None:
+        raw.close()  # here, because a task that is cancelled before its first step runs no `finally`
+        del self._tasks[raw]
+        self._strangers.leave(raw)
+        self._known.leave(raw)
 
     async def _welcome(self, raw: RawSocket, host: str) -> None:
-        task = asyncio.current_task()
+        """Nothing here may refer to its own task: its exception refers to this frame, and asyncio's 256 KiB for a TLS
+        connection would then stay until a garbage collection, which a flood of them need not bring about."""
 
         def on_known() -> None:
-            self._strangers.leave(task)
-            self._let_go(self._known.enter(task, host), "handshake-evicted")
+            self._strangers.leave(raw)
+            self._let_go(self._known.enter(raw, host), "handshake-evicted")
 
         try:
             link = await Deadline.after(self._maker.timing.handshake_s).wait(
@@ -241,7 +244,7 @@ class Listener:
             )
             self.counts["linked"] += link is not None
         except DeadlineExceeded:
-            self._drop("handshake-too-slow" if task in self._known else "too-slow")
+            self._drop("handshake-too-slow" if raw in self._known else "too-slow")
         except FrameError as error:
             self._drop(error.reason)
         except ConnectionError:
