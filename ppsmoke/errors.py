@@ -132,4 +132,4 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The same, where one line is meant: nobody else's words can look like a line of ours."""
-    return printable(text).replace("\n", "?")
+    return printable(text).replace("\n", "?").replace("\t", " ")

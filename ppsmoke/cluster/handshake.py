@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ppsmoke.cluster.addresses import Candidate, CandidateKind, is_host
+from ppsmoke.cluster.addresses import Candidate, CandidateKind, is_host, is_ip
 from ppsmoke.errors import FrameError, LinkError, one_line
 from ppsmoke.keys import derive
 
@@ -118,7 +118,10 @@ class Observed:
         if len(data) != PREAMBLE_BYTES or not hmac.compare_digest(tag, _tag(key, nonce + body)):
             raise FrameError("an answer to a probe without the cluster's key")
         port, length = struct.unpack_from("!HB", body)
-        return cls(body[3 : 3 + length].decode(errors="replace"), port)
+        host = body[3 : 3 + length].decode(errors="replace")
+        if not is_ip(host):
+            raise FrameError(f"an answer to a probe with {host[:80]!r} for an address")
+        return cls(host, port)
 
 
 def _tag(key: bytes, body: bytes) -> bytes:
