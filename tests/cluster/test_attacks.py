@@ -143,24 +143,24 @@ def test_datagrams_are_let_in_once_in_any_order_and_with_the_key_alone():
             alive = encode(Packet(0, False, Gossip(), [MemberUpdate(State.ALIVE, "ab" * 8, epoch, 0)]))
             honest = [member.seal(alive) for _ in range(50)]
             wrong_key = Sealer(b"w" * 32, node_id="ab" * 8, epoch=epoch)
-            tampered = [honest[0][:at] + bytes([honest[0][at] ^ 1]) + honest[0][at + 1 :] for at in range(44)]
+            first = honest[0]
+            tampered = [first[:at] + bytes([first[at] ^ 1]) + first[at + 1 :] for at in range(len(first))]
             with somebody() as sock:
 
-                async def arrives(datagrams: list[bytes], **rises: int) -> None:
+                async def arrives(datagrams: list[bytes], rises: dict[str, int]) -> None:
                     before = node.counters()
                     for datagram in datagrams:
                         sock.sendto(datagram, ("127.0.0.1", node.udp_port))
-                    wanted = {f"datagram.{name.replace('_', '-')}": count for name, count in rises.items()}
-                    await until(lambda: {name: node.counters()[name] - before[name] for name in wanted} == wanted)
+                    await until(lambda: {name: node.counters()[name] - before[name] for name in rises} == rises)
 
-                await arrives(tampered, wrong_magic=4, wrong_tag=40)
-                await arrives([wrong_key.seal(alive)], wrong_tag=1)
-                await arrives([os_noise[:20] for os_noise in tampered], too_short=44)
+                await arrives(tampered, {"datagram.wrong-magic": 4, "datagram.wrong-tag": len(first) - 4})
+                await arrives([wrong_key.seal(alive)], {"datagram.wrong-tag": 1})
+                await arrives([first[:cut] for cut in range(44)], {"datagram.too-short": 44})
                 assert node._membership.state_of("ab" * 8) is None, "nothing of that was believed"
                 reordered = random.Random(1).sample(honest, len(honest))
-                await arrives(reordered, opened=50)  # the control
+                await arrives(reordered, {"datagram.opened": 50})  # the control
                 assert node._membership.state_of("ab" * 8) is State.ALIVE
-                await arrives(honest, replayed=50, opened=0)
+                await arrives(honest, {"datagram.replayed": 50, "datagram.opened": 0})
 
     run(scenario())
 

@@ -18,7 +18,7 @@ MAX_INPUT_S = 0.25  # of processor time
 MAX_BASE_BYTES = 256 << 10  # that a decoder may allocate whatever came
 MAX_MULTIPLE = 64  # and beyond it for each byte that came
 KEPT_VIOLATIONS = 5
-_NUMBERS = re.compile(r"b?'.*'|[0-9a-f]{8,}|[0-9][0-9,]*")
+_VALUES = re.compile(r"""b?'.*'|".*"|[0-9a-f]{8,}|[0-9][0-9,]*""")
 MAX_CAUSE_CHARS = 44
 
 
@@ -140,6 +140,6 @@ def _try(target: Target, data: bytes) -> tuple[str, str]:
         target.decode(data)
         return "", ""
     except target.errors as error:
-        return _NUMBERS.sub("N", getattr(error, "cause", "") or type(error).__name__)[:MAX_CAUSE_CHARS], ""
+        return _VALUES.sub("N", getattr(error, "cause", "") or type(error).__name__)[:MAX_CAUSE_CHARS], ""
     except Exception as error:
         return "", f"{type(error).__name__}: {error}"[:200]
