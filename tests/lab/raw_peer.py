@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
@@ -67,6 +68,8 @@ class RawPeer:
             pass
 
     def stop_reading(self) -> None:
+        """From now on; and this side's kernel takes little more."""
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         self._writer.transport.pause_reading()
 
     async def frame(self) -> Frame | None:
