@@ -15,6 +15,7 @@ from ppsmoke.inbox import Inbox
 from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, encode
 from ppsmoke.report.progress import Progress
 from ppsmoke.report.summary import RunRecord
+from ppsmoke.report.told import MAX_TOLD
 from ppsmoke.waiting import Deadline, running
 
 ANSWER = InferenceResponse(request_id=1, finish_reason="stop", token_ids=(5, 2), prompt_token_ids=(1,), text="Hi")
@@ -212,12 +213,13 @@ def test_a_stage_speaks_for_itself_alone_and_only_the_last_one_answers():
     "tale",
     [
         "[" * 100_000,
+        f'{{"x": "{"x" * MAX_TOLD}"}}',
         "[]",
         "NaN",
         json.dumps({"blocks": 5, "weight_bytes": "many", "load_s": [], "fingerprint": ["a"], "model": 3}),
         json.dumps({"blocks": [], "weight_bytes": 10**400, "load_s": float("nan"), "device": {}}),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_whatever_a_stage_tells_of_itself_the_reading_goes_on(tale):
     async def story(desk):

@@ -10,10 +10,15 @@ from typing import Any
 
 MAX_NUMBER = 1e18  # of bytes or microseconds; beyond it a number is a lie
 MAX_TEXT_CHARS = 200
+MAX_TOLD = (
+    4 << 20
+)  # characters of JSON: many times the longest answer's timings; as values they take thirty times as much
 
 
 def value_of(text: str | bytes) -> Any:
-    """The JSON value, None for what is none (or nested so deeply that Python gives up)."""
+    """The JSON value, None for what is none, too long, or nested so deeply that Python gives up."""
+    if len(text) > MAX_TOLD:
+        return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

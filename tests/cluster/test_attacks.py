@@ -123,6 +123,33 @@ def test_a_stream_cut_anywhere_ends_the_link_and_harms_no_message(places):
     run(meddled("cut", places, "link.cut"))
 
 
+@pytest.mark.slow
+def test_a_handshake_with_a_byte_changed_makes_no_link_or_the_right_one():
+    """Preamble, TLS, HELLO and READY in one direction; what TLS does not look at (a record's version) harms nothing."""
+
+    async def scenario():
+        async with lab(timing=PATIENT) as cluster:
+            sender = await hidden(cluster, "orchestrator")
+            receiver = await hidden(cluster, "stage-0-of-2")
+            async with Meddler.before(receiver) as meddler:
+                await within(sender.dial(meddler.endpoint))
+                places = range(0, 1200, 83)
+                for number, at in enumerate(places, start=1):
+                    await until(lambda: sender.links() and receiver.links())
+                    meddler.arm("flip", at=at)
+                    sender._roster.peers[receiver.node_id].link.abort()
+                    await within(sender.send(receiver.address("box"), b"message %d" % at))
+                    assert await receive_all(receiver, "box", 1) == [b"message %d" % at]
+                    assert meddler.done == number
+            where = ("door.wrong-preamble", "handshake.", "link.tampered")
+            counters = receiver.counters() + sender.counters()
+            refused = sum(count for name, count in counters.items() if name.startswith(where))
+            assert refused >= len(places) * 3 // 4
+            assert {link.role for link in receiver.links()} == {"orchestrator"}
+
+    run(scenario())
+
+
 # --- datagrams
 
 

@@ -77,6 +77,8 @@ ATTACKS = [
          "unchanged it opens", "door.wrong-preamble"),
         ("a record changed at every byte", "test_a_record_with_any_byte_changed_ends_the_link_and_harms_no_message",
          "before and after it messages arrive, once", "link.tampered"),
+        ("a handshake changed at a byte", "test_a_handshake_with_a_byte_changed_makes_no_link_or_the_right_one",
+         "the next one makes the link, and the message arrives", "door.wrong-preamble"),
         ("truncated TLS", "test_a_stream_cut_anywhere_ends_the_link_and_harms_no_message",
          "before and after it messages arrive, once", "link.cut"),
         ("a member that lies in gossip", "test_a_member_that_lies_in_gossip_is_not_believed_and_its_truths_are",
@@ -98,6 +100,9 @@ ATTACKS = [
         "tests/cluster/test_relay.py",
         ("a stolen relay token", "test_a_token_is_good_once_for_its_pair_alone", "its owner's leg is let in",
          "relay.bad-token"),
+        ("a stolen relay token under its owner's id",
+         "test_a_thief_of_a_token_that_lies_about_its_id_as_well_gets_a_leg_and_no_link", "its owner's leg is let in",
+         "handshake.wrong-node"),
     ),
     *_in(
         "tests/cluster/test_floods.py",

@@ -25,13 +25,20 @@ class RawPeer:
     @classmethod
     async def dial(cls, node: Node, identity: Identity, cluster_key: bytes, *, context: ssl.SSLContext | None = None):
         """TLS with the node as that identity, in the role that the two ids give; `context` replaces the honest one."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
         serves = identity.node_id < node.node_id
         context = context or identity.tls_context(side="server" if serves else "client")
-        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", node.tcp_port)
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", node.tcp_port)
         preamble = Preamble(LinkKind.DIRECT, identity.node_id, node.node_id, secrets.token_bytes(16))
         transport.write(preamble.seal(preamble_key(cluster_key)))
+        return await cls.speak_tls(transport, context, serves=serves, preamble=preamble)
+
+    @classmethod
+    async def speak_tls(
+        cls, transport: asyncio.BaseTransport, context: ssl.SSLContext, *, serves: bool, preamble: Preamble
+    ) -> RawPeer:
+        """TLS over a connection on which all that comes before it has been said."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         tls = await loop.start_tls(
             transport, protocol, context, server_side=serves, server_hostname=None if serves else ""
