@@ -195,9 +195,19 @@ class Membership:
         return sorted(views, key=lambda view: view.node_id)
 
     @property
+    def datagram_counts(self) -> Counter[str]:
+        """How many datagrams were opened, and how many refused by their seal or dropped, by reason."""
+        return self._counts + self._opener.counts
+
+    @property
+    def gossip_counts(self) -> Counter[str]:
+        """What was said by members and not believed, by reason."""
+        return self._core.counts + Counter({"too-many-names": self._core.names.refused})
+
+    @property
     def counts(self) -> Counter[str]:
-        """How many datagrams were opened, and how many refused or dropped, by reason."""
-        return self._counts + self._opener.counts + self._core.counts
+        """Both together."""
+        return self.datagram_counts + self.gossip_counts
 
     # The driver
 

@@ -117,7 +117,7 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = await loop.sock_recv(sock, count - len(data))
         if not more:
-            raise FrameError("hung up within the preamble")
+            raise FrameError("hung up within the preamble", reason="hung-up")
         data += more
     return data
 
@@ -130,5 +130,7 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, Any], *, name: s
         raise LinkError(f"{name}: {doing} within {seconds:g} s") from error
     except socket.gaierror as error:
         raise LinkError(f"{name}: no such host ({error.strerror})") from error
+    except UnicodeError as error:
+        raise LinkError(f"{name}: no name of a host") from error
     except OSError as error:  # asyncio puts its own words in strerror
         raise LinkError(f"{name}: {os.strerror(error.errno) if error.errno else error}") from error

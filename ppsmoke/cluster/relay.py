@@ -101,7 +101,7 @@ class Relay:
         leg = pair.legs.get(preamble.source) if pair is not None else None
         if leg is None or leg.done():
             self.counts["bad-token"] += 1
-            raise FrameError("a relay leg with a token that is not, or no longer, good")
+            raise FrameError("a relay leg with a token that is not, or no longer, good", reason="bad-token")
         leg.set_result(RawSocket(raw.hand_over()))
 
     def _why_not(self, asker: Peer, other: Peer | None) -> str:

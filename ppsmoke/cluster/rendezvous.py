@@ -50,7 +50,7 @@ class _Attempt:
 
 class Rendezvous:
     def __init__(self, roster: Roster, maker: LinkMaker, *, host: str) -> None:
-        self.counts: Counter[str] = Counter()  # attempts, hopeless, arranged, probes
+        self.counts: Counter[str] = Counter()  # attempts, hopeless, arranged, probes, repeated-probe
         self._roster = roster
         self._maker = maker
         self._host = host
@@ -86,6 +86,9 @@ class Rendezvous:
         attempt = self._attempts.get(preamble.nonce)
         if attempt is not None and preamble.source in attempt.mapped and len(attempt.held) < MAX_HELD:
             at_second = self._second is not None and raw.socket.getsockname()[1] == self._second.port
+            if (preamble.source, at_second) in attempt.seen:  # somebody has overheard its preamble, and comes later
+                self.counts["repeated-probe"] += 1
+                return
             attempt.seen[preamble.source, at_second] = (observed.host, observed.port)
             attempt.held.append(raw.hand_over())
 
