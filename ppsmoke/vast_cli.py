@@ -17,8 +17,8 @@ from ppsmoke.rent.boot import main_baked
 from ppsmoke.rent.ledger import read_journals
 from ppsmoke.rent.reap import Finding, ls_lines, settle, settled_lines, sort_out, to_json
 from ppsmoke.rent.terms import DEFAULT_IMAGE
-from ppsmoke.settings import RentSettings
-from ppsmoke.vast_run import open_api, state_folder
+from ppsmoke.settings import RentSettings, state_dir
+from ppsmoke.vast_run import open_api
 
 KEY_HELP = "the account's key; \"-\" reads a line of stdin (default: VAST_API_KEY, then the official client's key file)"
 
@@ -115,7 +115,7 @@ def _reap(arguments: argparse.Namespace) -> int:
     settled = asyncio.run(
         settle(
             api,
-            state_folder(),
+            state_dir(),
             dry_run=arguments.dry_run,
             choose_more=choose_more if arguments.all else None,
             say=_to_stderr,
@@ -129,7 +129,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     api = open_api(find(arguments.api_key), _to_stderr)
     listing = asyncio.run(api.instances())
     now = api.clock.wall()
-    findings = sort_out(listing, read_journals(state_folder()), now=now)
+    findings = sort_out(listing, read_journals(state_dir()), now=now)
     shown = json.dumps(to_json(findings, now=now)) if arguments.as_json else "\n".join(ls_lines(findings, now=now))
     print(shown)
     return 0

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ppsmoke import smoke
 from ppsmoke.errors import RentError
@@ -17,7 +16,6 @@ from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.clock import RealClock
 from ppsmoke.rent.find import find_plan
 from ppsmoke.rent.gpu_names import gpu_name
-from ppsmoke.rent.ledger import state_dir
 from ppsmoke.rent.offers import Wanted
 from ppsmoke.rent.plan import Plan
 from ppsmoke.rent.reap import settle, settled_lines
@@ -27,7 +25,7 @@ from ppsmoke.rent.vast_api import VastApi
 from ppsmoke.rent.vast_fleet import VastFleet
 from ppsmoke.rent.verdicts import AuthRefused, BadReply, Refused
 from ppsmoke.report.progress import Progress
-from ppsmoke.settings import RentSettings, Settings
+from ppsmoke.settings import RentSettings, Settings, state_dir
 
 LIFETIME_SLACK_S = 30.0  # of a machine, beyond the run's budget and the time to destroy: then it ends itself
 EXPECTED_SHARE = 0.8  # of the budget, that a usual run rents for
@@ -37,10 +35,6 @@ URL_VARIABLE = "VAST_URL"
 def open_api(key: ApiKey, say: Callable[[str], None] = lambda text: None) -> VastApi:
     """A client of the account, at VAST_URL where that is set. `say` gets a line for each long wait that it imposes."""
     return VastApi.open(key, _url(), clock=RealClock.from_environment(os.environ), say=say)
-
-
-def state_folder() -> Path:
-    return state_dir(os.environ, Path.home())
 
 
 async def run(
@@ -74,7 +68,7 @@ async def run(
             terms,
             run_id=settings.run_id,
             account=account,
-            folder=state_folder(),
+            folder=state_dir(),
             lifetime_s=wanted.lifetime_s,
             code=b"" if rent.baked else build_zipapp(commit),
             start_reaper=lambda journal: Reaper.start(journal, key=key, url=_url(), account=account),
@@ -130,7 +124,7 @@ async def _credit(api: VastApi) -> float | None:
 
 async def _settle(api: VastApi, progress: Progress) -> None:
     """End what dead runs of this machine left; say what else carries our name, and what could not be confirmed."""
-    settled = await settle(api, state_folder(), say=progress.say)
+    settled = await settle(api, state_dir(), say=progress.say)
     if settled.outcome.ended or settled.outcome.leftovers or settled.outcome.warnings or settled.untouched:
         for line in settled_lines(settled):
             progress.say(line)

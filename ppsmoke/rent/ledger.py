@@ -104,12 +104,6 @@ def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
     return records, damaged
 
 
-def state_dir(environ: Mapping[str, str], home: Path) -> Path:
-    """`$XDG_STATE_HOME/ppsmoke`, by default `~/.local/state/ppsmoke`."""
-    base = environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else home / ".local" / "state") / "ppsmoke"
-
-
 class Journal:
     """One run's journal, locked by this process until `close`. The lock does not pass to child processes."""
 

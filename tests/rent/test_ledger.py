@@ -15,7 +15,7 @@ import pytest
 
 from ppsmoke.rent import ledger
 from ppsmoke.rent.labels import Label, has_prefix
-from ppsmoke.rent.ledger import Entry, Journal, LedgerError, fold, parse, read_journals, state_dir
+from ppsmoke.rent.ledger import Entry, Journal, LedgerError, fold, parse, read_journals
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -207,14 +207,6 @@ def test_a_file_system_without_locks_means_rent_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(LedgerError):
         start(tmp_path)
-
-
-@pytest.mark.parametrize(("environ", "where"), [
-    ({}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": ""}, "home/.local/state/ppsmoke"),
-    ({"XDG_STATE_HOME": "relative"}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": "/x"}, "/x/ppsmoke"),
-])  # fmt: skip
-def test_the_state_folder_is_where_xdg_says(environ, where):
-    assert str(state_dir(environ, Path("home"))) == where
 
 
 STEPS = """
