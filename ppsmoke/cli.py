@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppsmoke import __version__, models, smoke, vast_cli, vast_run
@@ -148,7 +148,10 @@ def _run(arguments: argparse.Namespace) -> int:
         vast_run.check(settings)
         key = vast_cli.find(arguments.api_key)
         if rent.dry_run:
-            return _print_answer(asyncio.run(vast_run.dry_run(settings, rent, key)), 0)
+            text, refusal = asyncio.run(vast_run.dry_run(settings, rent, key, _say_of(settings)))
+            if refusal is not None:
+                _print_error(refusal, verbose=False)
+            return _print_answer(text, 0 if refusal is None else refusal.exit_status)
     record = RunRecord(run_id=settings.run_id, model_name=settings.model, num_stages=settings.num_stages)
     log = open_log(state_dir() / "logs", settings.run_id)
     progress = Progress(record, verbosity=settings.verbosity, log=log)
@@ -160,6 +163,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if settings.as_json:
         status = _print_answer(json.dumps(record.to_json(), ensure_ascii=False), status)
     return status
+
+
+def _say_of(settings: Settings) -> Callable[[str], None]:
+    """For a line about what takes time, where there is no run."""
+    return vast_cli.to_stderr if settings.verbosity >= NORMAL else lambda text: None
 
 
 class _ToProgress(logging.Handler):

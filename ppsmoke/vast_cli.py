@@ -9,14 +9,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ppsmoke.errors import UsageError
+from ppsmoke.errors import UsageError, printable
 from ppsmoke.rent.api_key import ApiKey, find_key
 from ppsmoke.rent.boot import main_baked
 from ppsmoke.rent.ledger import read_journals
-from ppsmoke.rent.reap import Finding, ls_lines, settle, settled_lines, sort_out, to_json
+from ppsmoke.rent.reap import Finding, listed, ls_lines, settle, settled_lines, sort_out, to_json
 from ppsmoke.rent.terms import DEFAULT_IMAGE
+from ppsmoke.rent.vast_api import PATIENCE_S
 from ppsmoke.settings import RentSettings, state_dir
 from ppsmoke.vast_run import open_api
 
@@ -51,7 +53,9 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     reap.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="with --all: do not ask")
     reap.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
     reap.set_defaults(command=_reap)
-    ls = commands.add_parser("ls", help="what is rented on vast.ai under our name, and what it costs an hour")
+    ls = commands.add_parser(
+        "ls", help="what this machine's runs rent on vast.ai now, and others under our name; what it costs an hour"
+    )
     ls.add_argument("--json", action="store_true", default=argparse.SUPPRESS, dest="as_json")
     ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
     ls.set_defaults(command=_ls)
@@ -86,8 +90,10 @@ def find(argument: str | None) -> ApiKey:
     return key
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+def to_stderr(text: str) -> None:
+    """A line for whoever waits."""
+    with suppress(OSError, ValueError):
+        print(f"ppsmoke: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _line_of_stdin() -> str:
@@ -101,11 +107,11 @@ def _line_of_stdin() -> str:
 
 
 def _reap(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key), _to_stderr)
+    api = open_api(find(arguments.api_key), to_stderr, patience_s=PATIENCE_S)
 
     def choose_more(found: Sequence[Finding]) -> Sequence[Finding]:
-        print("also on this account, and not provably a dead run's of this machine:", file=sys.stderr)
-        for line in ls_lines(found, now=api.clock.wall())[: len(found)]:  # without their sum
+        print("also on this account, and not provably a dead run's of this state folder:", file=sys.stderr)
+        for line in listed(found, now=api.clock.wall()):
             print(f"  {line}", file=sys.stderr)
         if arguments.yes:
             return found
@@ -118,7 +124,7 @@ def _reap(arguments: argparse.Namespace) -> int:
             state_dir(),
             dry_run=arguments.dry_run,
             choose_more=choose_more if arguments.all else None,
-            say=_to_stderr,
+            say=to_stderr,
         )
     )
     print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
@@ -126,7 +132,7 @@ def _reap(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key), _to_stderr)
+    api = open_api(find(arguments.api_key), to_stderr, patience_s=PATIENCE_S)
     listing = asyncio.run(api.instances())
     now = api.clock.wall()
     findings = sort_out(listing, read_journals(state_dir()), now=now)

@@ -80,16 +80,15 @@ class Berth:
             yard.progress.phase("rent")
             raise
         self._say(f"its node starts, {report.seconds:.1f} s after the first contact")
-        yard.endpoints.put(
-            Endpoint(
-                role=spec.identity.role,
-                generation=spec.generation,
-                node_id=spec.identity.node_id,
-                host=up.address,
-                tcp_port=up.tcp_port,
-                udp_port=up.udp_port,
-            )
+        endpoint = Endpoint(
+            role=spec.identity.role,
+            generation=spec.generation,
+            node_id=spec.identity.node_id,
+            host=up.address,
+            tcp_port=up.tcp_port,
+            udp_port=up.udp_port,
         )
+        yard.started(endpoint, spec)
 
     async def _until_up(self, rental: Rental, starting: Starting) -> Up:
         shown = ""

@@ -1,0 +1,108 @@
+"""How a node has ended that there is no link to: the boot beside it, which has the port again then, is asked.
+
+A link that goes down is no proof, as networks flap: while the node lives, its own port answers as a node's does, and
+nothing is concluded. A node that was killed is known within a second or two instead of LinkLost's fifteen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.cluster.changes import Signal
+from ppsmoke.errors import StageError
+from ppsmoke.rent.fleet import StageSpec
+from ppsmoke.rent.push import NO_OUTPUT, BootFailed, BootStatus, ask_boot
+from ppsmoke.waiting import Deadline, cancel_and_reap
+
+FIRST_LINK_S = 5.0  # a node that has only just started may take so long to be linked before anybody asks
+ASK_S = 10.0  # for one question
+AGAIN_S, MOST_AGAIN_S = 0.3, 3.0  # between two questions: the boot needs half a second to take its port back
+ENDED = "ended"
+
+
+@dataclass
+class _Started:
+    """A node that was started somewhere."""
+
+    stage: int
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    asking: asyncio.Task[BootStatus] | None = None  # while there is no link to it
+
+
+class Inquest:
+    """Of one run. It is told of nodes that start and of links that come and go; `watch` raises for one that ended."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Started] = {}  # by node id
+        self._changed = Signal()
+
+    def started(self, endpoint: Endpoint, spec: StageSpec) -> None:
+        """This node is being started, and is soon to be linked."""
+        node = _Started(spec.stage, endpoint.host, endpoint.tcp_port, spec.boot_secret)
+        self._nodes[endpoint.node_id] = node
+        self._ask(node, after_s=FIRST_LINK_S)
+
+    def link_changed(self, node_id: str, *, up: bool) -> None:
+        """The link to this node went down, or is up again."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return
+        if node.asking is not None:
+            node.asking.cancel()
+            node.asking = None
+        if not up:
+            self._ask(node)
+
+    async def watch(self) -> NoReturn:
+        """Raises StageError, with its last output, for a node whose boot says that it has ended."""
+        try:
+            while True:
+                for node in self._nodes.values():
+                    if node.asking is not None and node.asking.done() and not node.asking.cancelled():
+                        raise _error(node.stage, node.asking.result())
+                await self._changed.wait()
+        finally:
+            await cancel_and_reap(*(node.asking for node in self._nodes.values() if node.asking is not None))
+
+    def _ask(self, node: _Started, *, after_s: float = 0.0) -> None:
+        node.asking = asyncio.ensure_future(_until_ended(node, after_s))
+        node.asking.add_done_callback(lambda _: self._changed.notify())
+
+
+async def _until_ended(node: _Started, after_s: float) -> BootStatus:
+    """Ask until a boot answers and says that its node has ended; for ever while the node lives."""
+    await asyncio.sleep(after_s)
+    pause_s = AGAIN_S
+    while True:
+        try:
+            status = await ask_boot(node.host, node.port, node.secret, deadline=Deadline.after(ASK_S))
+            if status.state == ENDED:
+                return status
+        except BootFailed:
+            pass  # refused: nobody has the port just now; silent: a node that waits for us to begin
+        await asyncio.sleep(pause_s)
+        pause_s = min(MOST_AGAIN_S, pause_s * 1.5)
+
+
+def _error(stage: int, status: BootStatus) -> StageError:
+    hint = "its last words are below, all of them with -v and in the log"
+    how = f"ended with status {status.exit}"
+    if status.exit is not None and status.exit < 0:
+        how = f"was killed by {_signal_name(-status.exit)}"
+        if -status.exit == signal.SIGKILL:
+            hint = "mostly its machine ran out of memory: try a smaller --max-context, or another --gpu"
+    words = f": {status.last_line}" if status.last_line != NO_OUTPUT else ""
+    return StageError(f"its node {how}{words}", stage=stage, hint=hint, detail=status.tail)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
