@@ -26,9 +26,9 @@ CONFIRM_EVERY_S = 2.0  # between two looks while the API is ending something
 LOOK_EVERY_S = 5.0  # while it has taken no DELETE, or nothing is known but a create that was unclear
 LOOKS = 3  # at least, for a create that is not old
 OLD_S = 600.0  # a create this long ago needs one look
-LOOK_S = 12.0  # for one look at the account, or one instance
-READS_A_LOOK = 4  # instances that are read singly after one look: what the reads' spacing lets through
+PAGE_S = 6.0  # for a page of the account's list; then instances are read singly, until lists come again
 AGAIN_S = 10.0  # still there so long after its DELETE was answered: ask again
+SWEEP_S = 20.0  # with nothing left that is known: so long a list may fail that would show what nobody knows of
 TELL_EVERY_S = 10.0  # what is not yet confirmed is said so often
 
 
@@ -41,15 +41,21 @@ class _Case:
     """One instance that is being ended. Times of the client's clock."""
 
     target: Target
-    asking: asyncio.Task[None] | None = None  # its DELETE, on its way
+    asking: asyncio.Task[None] | None = None  # its DELETE, on its way or the latest
+    reading: asyncio.Task[None] | None = None  # the same of a read of it alone
     answered_at: float | None = None  # the latest DELETE, whatever came back
     accepted_at: float | None = None  # the first DELETE that the API took
     why: str = "no time was left to try"  # it counts as left over, should this be the end
     hopeless: bool = False
 
     @property
-    def on_its_way(self) -> bool:
+    def busy(self) -> bool:
+        """Is its DELETE on its way?"""
         return self.asking is not None and not self.asking.done()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self.asking, self.reading) if task is not None]
 
 
 class Ending:
@@ -78,7 +84,7 @@ class Ending:
         self._looks = 0  # that succeeded
         self._refused = False  # the latest look: the key may not list
         self._seen = "no time was left to look"  # of unclear creates
-        self._told_at = api.clock.now()
+        self._told_at = self._open_at = api.clock.now()  # _open_at: when something was last known to be open
 
     def take_in(self, targets: Iterable[Target]) -> None:
         """These are to be ended too."""
@@ -98,15 +104,16 @@ class Ending:
                     self.take_in(target_of(entry) for entry in self._open() if entry.instance_id is not None)
                 self._ask()
                 await self._look(sweep=sweep, coming=still_coming)
-                busy = any(case.on_its_way or not case.hopeless for case in self._cases.values())
-                if not busy and not still_coming and not (sweep and self._must_look_again()):
+                busy = any(case.busy or not case.hopeless for case in self._cases.values())
+                again = sweep and self._must_look_again()
+                if not busy and not still_coming and not again:
                     break
                 self._tell()
                 to_confirm = still_coming or any(case.accepted_at is not None for case in self._cases.values())
                 pause_s = CONFIRM_EVERY_S if to_confirm else LOOK_EVERY_S
                 await self._clock.sleep(min(pause_s, max(0.0, self._left())))
         finally:
-            await cancel_and_reap(*(case.asking for case in self._cases.values() if case.asking is not None))
+            await cancel_and_reap(*(task for case in self._cases.values() for task in case.tasks))
         return self._outcome(sweep=sweep)
 
     def _ask(self) -> None:
@@ -114,7 +121,7 @@ class Ending:
         for case in self._cases.values():
             answered_at = case.answered_at
             due = answered_at is None or self._clock.now() - answered_at >= AGAIN_S
-            if due and not case.on_its_way and not case.hopeless:
+            if due and not case.busy and not case.hopeless:
                 case.asking = asyncio.ensure_future(self._delete(case))
 
     async def _delete(self, case: _Case) -> None:
@@ -138,7 +145,7 @@ class Ending:
         """One look at the account for all of them; what it alone does not prove is read singly."""
         began = self._clock.now()
         try:
-            listing = await self._api.instances(within_s=min(LOOK_S, self._left()))
+            listing = await self._api.instances(within_s=self._left(), page_s=PAGE_S)
         except VastError as error:
             self._refused = isinstance(error, AuthRefused)
             if not isinstance(error, NoTurn):
@@ -151,8 +158,9 @@ class Ending:
             doubtful = self._conclude(listing, began)
             if sweep:
                 self._sort_the_unclear(listing, coming=coming)
-        doubtful.sort(key=lambda case: case.answered_at or 0.0)
-        await asyncio.gather(*(self._read(case) for case in doubtful[:READS_A_LOOK]))
+        for case in sorted(doubtful, key=lambda case: case.answered_at or 0.0):
+            if case.reading is None or case.reading.done():
+                case.reading = asyncio.ensure_future(self._read(case))
 
     def _conclude(self, listing: Listing, began: float) -> list[_Case]:
         """Take what is gone off the cases; those that the list does not show and that it proves nothing of."""
@@ -170,7 +178,7 @@ class Ending:
         """The instance's own body."""
         began = self._clock.now()
         try:
-            found = await self._api.instance(case.target.instance_id, within_s=min(LOOK_S, self._left()))
+            found = await self._api.instance(case.target.instance_id, within_s=self._left())
         except AuthRefused as error:
             case.why, case.hopeless = error.cause, True
         except NoTurn:
@@ -194,8 +202,9 @@ class Ending:
         self._say(f"instance {target.instance_id} {how}")
         self._gone.add(target.instance_id)
         self._told_at = self._clock.now()
-        if case.asking is not None:
-            case.asking.cancel()
+        for task in case.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
         del self._cases[target.instance_id]
         self._end(Ended(target.instance_id, target.label, how))
 
@@ -237,14 +246,16 @@ class Ending:
         return (age_s >= OLD_S and listing.pages == 1) or (self._looks >= LOOKS and age_s >= APPEARS_WITHIN_S)
 
     def _must_look_again(self) -> bool:
-        """For creates that were unclear; and once at least, for anything else that carries one of the labels."""
+        """For creates that were unclear; and once, for anything else that carries one of the labels."""
         unclear = self._unclear()
+        if unclear or self._cases:
+            self._open_at = self._clock.now()
         if self._refused:
             return False
         if self._looks and unclear and all(entry.account != self._account for entry in unclear):
             self._seen = "this account does not show it"
             return False
-        return bool(unclear) or not self._looks
+        return bool(unclear) or (not self._looks and self._clock.now() - self._open_at < SWEEP_S)
 
     def _open(self) -> list[Entry]:
         return self._journal.open_entries() if self._journal is not None else []

@@ -92,7 +92,7 @@ async def _until_ended(node: _Started, after_s: float) -> BootStatus:
 
 def _error(stage: int, status: BootStatus) -> StageError:
     hint = "its last words are below, all of them with -v and in the log"
-    how = f"ended with status {status.exit}"
+    how = "could not be run" if status.exit is None else f"ended with status {status.exit}"
     if status.exit is not None and status.exit < 0:
         how = f"was killed by {_signal_name(-status.exit)}"
         if -status.exit == signal.SIGKILL:

@@ -192,13 +192,13 @@ class VastApi:
             raise BadReply(f"asked for instance {instance_id}, was told of {found.id}", phase="rent")
         return found
 
-    async def instances(self, *, within_s: float = CALL_S) -> Listing:
-        """Every instance of the account, over all pages. Raises rather than returning less than all."""
+    async def instances(self, *, within_s: float = CALL_S, page_s: float = float("inf")) -> Listing:
+        """Every instance of the account, over all pages, each in at most page_s. Raises rather than returning less."""
         found: dict[int, Instance] = {}
         until, served_at, token = self.clock.now() + within_s, None, None
         seen_tokens: set[str] = set()
         for page in range(1, MAX_PAGES + 1):
-            reply = await self._reply(Route.LIST, "GET", _list_target(token), within_s=self._left(until))
+            reply = await self._reply(Route.LIST, "GET", _list_target(token), within_s=min(page_s, self._left(until)))
             rows, token = shapes.read_page(reply.json)
             found.update((row.id, row) for row in rows)
             served_at = reply.served_at if served_at is None else served_at
