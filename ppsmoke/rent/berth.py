@@ -13,6 +13,7 @@ from ppsmoke.rent.rentals import Rental
 from ppsmoke.rent.shipyard import HostFailed, Shipyard
 from ppsmoke.rent.starting import Bad, Starting, Up
 
+STILL_S = 20.0  # what does not change is said again after so long
 POLLS = 60  # spec, section 6: so many looks, 5 s apart, for an instance to run
 
 
@@ -59,7 +60,6 @@ class Berth:
                 self._say(f"instance {made.instance_id}: {offer.gpu_name} in {place}, ${offer.dph_total:.3f} an hour")
                 return rental
             self._say(f"offer {offer.id} could not be had ({made.text}); taking the next")
-            yard.strays()
             yard.market.lost(offer, made.text, stage=self._stage)
             candidate = await yard.market.take(self._stage)
 
@@ -91,6 +91,7 @@ class Berth:
         yard.started(endpoint, spec)
 
     async def _until_up(self, rental: Rental, starting: Starting) -> Up:
+        began = said_at = self._yard.api.clock.now()
         shown = ""
         while True:
             looked = await self._yard.view.next_look()
@@ -104,9 +105,11 @@ class Berth:
                 return verdict
             if isinstance(verdict, Bad):
                 raise HostFailed(verdict.why, phase="rent", another=verdict.another == "may help")
-            if rental.shows() != shown:
-                shown = rental.shows()
-                self._say(shown)
+            now = self._yard.api.clock.now()
+            if rental.shows() != shown or now - said_at >= STILL_S:
+                still = f"still {shown}, {now - began:.0f} s after its create" if rental.shows() == shown else ""
+                shown, said_at = rental.shows(), now
+                self._say(still or shown)
             if self._looks >= POLLS:
                 raise RentError(
                     f"not running after {POLLS} looks: {shown}",

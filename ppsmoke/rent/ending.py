@@ -28,6 +28,7 @@ LOOKS = 3  # at least, for a create that is not old
 OLD_S = 600.0  # a create this long ago needs one look
 PAGE_S = 6.0  # for a page of the account's list; then instances are read singly, until lists come again
 AGAIN_S = 10.0  # still there so long after its DELETE was answered: ask again
+LAST_CALL_S = 1.0  # with less left than this, no further look is begun: any call gets so much
 SWEEP_S = 20.0  # with nothing left that is known: so long a list may fail that would show what nobody knows of
 TELL_EVERY_S = 10.0  # what is not yet confirmed is said so often
 
@@ -98,7 +99,7 @@ class Ending:
     async def run(self, *, sweep: bool = False, coming: Callable[[], bool] = lambda: False) -> Outcome:
         """Until all is gone, hopeless, or the time is over. sweep: also what the journal gets to know meanwhile."""
         try:
-            while self._left() > 0:
+            while self._left() > LAST_CALL_S:
                 still_coming = coming()  # before the journal is read: what comes later is read in the next round
                 if sweep:
                     self.take_in(target_of(entry) for entry in self._open() if entry.instance_id is not None)

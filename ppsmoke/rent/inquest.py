@@ -41,6 +41,7 @@ class Inquest:
     def __init__(self) -> None:
         self._nodes: dict[str, _Started] = {}  # by node id
         self._changed = Signal()
+        self._over = False
 
     def started(self, endpoint: Endpoint, spec: StageSpec) -> None:
         """This node is being started, and is soon to be linked."""
@@ -51,7 +52,7 @@ class Inquest:
     def link_changed(self, node_id: str, *, up: bool) -> None:
         """The link to this node went down, or is up again."""
         node = self._nodes.get(node_id)
-        if node is None:
+        if node is None or self._over:
             return
         if node.asking is not None:
             node.asking.cancel()
@@ -68,6 +69,7 @@ class Inquest:
                         raise _error(node.stage, node.asking.result())
                 await self._changed.wait()
         finally:
+            self._over = True
             await cancel_and_reap(*(node.asking for node in self._nodes.values() if node.asking is not None))
 
     def _ask(self, node: _Started, *, after_s: float = 0.0) -> None:

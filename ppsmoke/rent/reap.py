@@ -220,7 +220,8 @@ def _whose_line(finding: Finding, now: float) -> str:
     """Whose it is, and as far as a label tells, whether its run may still be alive."""
     label, text = Label.parse(finding.label), finding.whose.value
     if finding.whose is Whose.LIVE_RUN and finding.owner:
-        return f"{text} ({finding.owner})"
+        ending = not finding.owner.startswith("run ")  # its reaper, or another start, has taken it over
+        return f"{Whose.DEAD_RUN.value}, being ended by {finding.owner}" if ending else f"{text} ({finding.owner})"
     if finding.whose not in (Whose.EXPIRED, Whose.OTHER_RUN) or label is None:
         return text
     left_min = (label.expires_at - now) / 60

@@ -40,7 +40,7 @@ class HostFailed(Exception):
 class Shipyard:
     """code: the zipapp that is pushed, b"" for a baked image. rented(rental): a new one exists. started(endpoint,
     spec): a stage's node is being started there. give_up(rental): show the end of its log and destroy it, while others
-    go on. strays(): end what a refused create made all the same."""
+    go on."""
 
     api: VastApi
     creator: Creator
@@ -55,7 +55,6 @@ class Shipyard:
     rented: Callable[[Rental], None]
     started: Callable[[Endpoint, StageSpec], None]
     give_up: Callable[[Rental], None]
-    strays: Callable[[], None]
     replacements: int = MAX_REPLACEMENTS
     running: int = 0  # machines that have come up
     num_stages: int = 0

@@ -25,6 +25,7 @@ from ppsmoke.rent.plan import MAX_REPLACEMENTS, Plan
 from ppsmoke.rent.reap import leftover_line
 from ppsmoke.rent.reaper import Reaper
 from ppsmoke.rent.rentals import Rental
+from ppsmoke.rent.shapes import Listing
 from ppsmoke.rent.shipyard import Shipyard
 from ppsmoke.rent.starting import lost
 from ppsmoke.rent.terms import Terms
@@ -77,9 +78,10 @@ class VastFleet:
         self._endpoints = Endpoints()
         self._inquest = Inquest()
         self.destroy_budget_s = destroy_budget_s(len(plan.chosen))
-        self._view = AccountView(api, say=progress.say)
+        self._view = AccountView(api, say=progress.say, on_look=self._end_strays)
         self._rentals: list[Rental] = []
         self._present: dict[int, Rental] = {}  # by stage
+        self._creator: Creator | None = None
         self._reaper: Reaper | None = None
         self._up = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,16 +90,17 @@ class VastFleet:
     async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
         """See Fleet.rent."""
         self._reaper = self._start_reaper(self._journal)
+        self._creator = Creator(
+            self._api,
+            self._journal,
+            run_id=self._journal.run_id,
+            account=self._account,
+            expires_at=self._api.clock.wall() + self._lifetime_s,
+            say=self._progress.say,
+        )
         yard = Shipyard(
             api=self._api,
-            creator=Creator(
-                self._api,
-                self._journal,
-                run_id=self._journal.run_id,
-                account=self._account,
-                expires_at=self._api.clock.wall() + self._lifetime_s,
-                say=self._progress.say,
-            ),
+            creator=self._creator,
             market=Market(self._api, self._plan),
             terms=self._terms,
             download_bytes=self._plan.wanted.download_bytes,
@@ -109,7 +112,6 @@ class VastFleet:
             rented=self._rented,
             started=self._started,
             give_up=self._give_up,
-            strays=self._end_strays,
             num_stages=num_stages,
         )
         looking = self._start(self._view.keep_looking(lambda: WATCH_S if self._up.is_set() else POLL_S), "look")
@@ -222,11 +224,16 @@ class VastFleet:
         self._giving_up.add(rental.instance_id)
         self._start(self._end_while_others_go_on(self._journal.entries[rental.label], rental), "give up a host")
 
-    def _end_strays(self) -> None:
-        """End what exists under our labels and is no stage's machine: a create that failed has made it."""
-        known = {rental.instance_id for rental in self._rentals} | self._giving_up | {None}
-        for entry in self._journal.open_entries():
-            if entry.instance_id not in known:
+    def _end_strays(self, listing: Listing) -> None:
+        """End what a create has made that failed, or was unclear and is looked for no more: it belongs to no stage."""
+        ids = {instance.label: instance.id for instance in listing.instances}
+        for label in self._creator.strays if self._creator is not None else ():
+            entry = self._journal.entries[label]
+            if entry.instance_id is None and label in ids:
+                self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                entry = self._journal.entries[label]
+            if entry.open and entry.instance_id is not None and entry.instance_id not in self._giving_up:
+                self._progress.say(f"instance {entry.instance_id} belongs to no stage; ending it", stage=entry.stage)
                 self._giving_up.add(entry.instance_id)
                 self._start(self._end_while_others_go_on(entry, None), "end a stray instance")
 

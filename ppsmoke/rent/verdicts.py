@@ -128,7 +128,7 @@ def judge(reply: Reply) -> Verdict:
             phase="rent",
             hint="check VAST_URL",
         )
-    if reply.status >= 500:
+    if reply.status >= 500 or reply.status == 408:  # a gateway's: nobody knows what became of the request behind it
         return Unclear(f"HTTP {reply.status}: {text}")
     if reply.status >= 400 or (isinstance(body, dict) and body.get("success") is False):
         # No route of the API answers a page of HTML.
