@@ -41,7 +41,11 @@ def add_rent_options(parser: argparse.ArgumentParser) -> None:
     add("--image", default="", metavar="NAME", help=f"a container image with Python and pip (default: {DEFAULT_IMAGE})")
     add("--baked", action="store_true", help="the image holds ppsmoke, tinygrad and numpy (see Dockerfile)")
     add("--yes", action="store_true", help="do not ask before renting")
-    add("--dry-run", action="store_true", help="print the plan and what it can cost; rent nothing")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the plan and what it can cost; rent nothing (exit status 1 where a run would refuse it)",
+    )
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -56,7 +60,9 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     ls = commands.add_parser(
         "ls", help="what this machine's runs rent on vast.ai now, and others under our name; what it costs an hour"
     )
-    ls.add_argument("--json", action="store_true", default=argparse.SUPPRESS, dest="as_json")
+    ls.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="a JSON list, a row each"
+    )
     ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
     ls.set_defaults(command=_ls)
     boot = commands.add_parser("boot", help="be process 1 of a rented container whose image holds this code")

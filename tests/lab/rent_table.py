@@ -125,7 +125,7 @@ ROWS = (
     Row("a worker fails to load", "6.6", 1, ("the model is bad, as asked",), boots=True,
         worker={"STILL_FAULT": "fail@load"}, rentals=2),
     Row("done, but no text", "6.7", 1, ("the answer is empty",), boots=True, worker={"STILL_EOG_AT": "1"}, rentals=2),
-    Row("a node dies in mid-decode", "6.8", 1, ("stage 1",), boots=True, worker={"STILL_SLOW_S": "0.05"},
+    Row("a node dies in mid-decode", "6.8", 1, ("stage 1: its node was killed by SIGKILL; destroying",), boots=True, worker={"STILL_SLOW_S": "0.05"},
         arguments=("-v",), deeds=(Deed("token  5/", kill_node),), rentals=2),
     Row("a host dies in mid-decode", "6.8", 1, ("stage-1",), boots=True, worker={"STILL_SLOW_S": "0.3"},
         arguments=("-v",), deeds=(Deed("token  3/", strike("offline")),), rentals=2),
