@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,11 +13,11 @@ from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.events import LinkDown, LinkUp
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import InputError, SmokeError, StageError
+from ppsmoke.errors import DeadlineExceeded, InputError, SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
-from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, encode
+from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, Reset, encode
 from ppsmoke.pipeline.names import (
     ENTRY_NAME,
     EXIT_NAME,
@@ -37,6 +37,7 @@ GATHER_BUDGET_S = 120.0  # spec, section 6: the members see each other within tw
 RESOLVE_BUDGET_S = 60.0  # spec, section 6: a name resolves within one
 LOAD_SILENCE_S = 60.0  # design: loading that makes no progress for so long has failed
 ASK_SILENCE_S = 30.0  # design: so long without a step or a chunk is a hang
+GIVE_UP_S = 1.0  # to tell stage 0 that a request is given up
 LEAVE_S = 90.0  # a stage that nobody ended ends itself so long after the run's budget
 LAST_WORDS_S = 1.0  # a stage that fails says why just before its process ends; its words are worth this wait
 
@@ -81,8 +82,12 @@ class Pipeline:
             raw=raw,
         )
         self._inbox.expect(request.request_id)
-        await deadline.wait(self._node.send(self._entry, encode(request)), doing="sending the request to pp-entry")
-        answer = await self._inbox.answer(deadline, silence_s=ASK_SILENCE_S)
+        try:
+            await deadline.wait(self._node.send(self._entry, encode(request)), doing="sending the request to pp-entry")
+            answer = await self._inbox.answer(deadline, silence_s=ASK_SILENCE_S)
+        except DeadlineExceeded:
+            await self._give_up(request.request_id)
+            raise
         self._progress.record.take_answer(answer)
         self._progress.record.links = self._inbox.links_json(self._node)
         if not answer.text:
@@ -93,6 +98,12 @@ class Pipeline:
                 hint="the model ended at once or said nothing printable: try another prompt, or --raw",
             )
         return answer
+
+    async def _give_up(self, request_id: int) -> None:
+        """Free the chain for the next request, if the stages still hear us."""
+        telling = self._node.send(self._entry, encode(Reset(request_id=request_id)))
+        with suppress(SmokeError):
+            await Deadline.after(GIVE_UP_S).wait(telling, doing="giving the request up")
 
 
 @asynccontextmanager

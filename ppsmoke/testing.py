@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppsmoke import smoke
-from ppsmoke.errors import StageError
+from ppsmoke.errors import DeadlineExceeded, StageError
 from ppsmoke.rent.loopback import LoopbackFleet
 from ppsmoke.report.progress import QUIET, Progress
 from ppsmoke.report.summary import RunRecord
@@ -104,11 +104,11 @@ class LoopbackPipeline:
 
 
 async def _answer(pipeline: smoke.Pipeline, question: _Question) -> None:
-    """Settle the question; a stage that refuses it fails this question alone."""
+    """Settle the question; a stage that refuses it, or time that runs out, fails this question alone."""
     deadline = Deadline.after(question.within_s, phase="ask")
     try:
         got = await pipeline.ask(question.prompt, raw=question.raw, max_tokens=question.max_tokens, deadline=deadline)
-    except StageError as error:
+    except (StageError, DeadlineExceeded) as error:
         question.answer.set_exception(error)
     else:
         question.answer.set_result(Answer(got.text, list(got.token_ids), list(got.prompt_token_ids), got.finish_reason))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ppsmoke import testing
-from ppsmoke.errors import StageError
+from ppsmoke.errors import DeadlineExceeded, StageError
 from tests.lab.commands import ppsmoke
 from tests.lab.expected import expected
 from tests.lab.marked import marked
@@ -93,7 +93,16 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(name, content, named, tm
     assert len(said.error_lines) <= 3
 
 
-@pytest.mark.parametrize("reference", ["no/such/file.gguf", "smollm3:1b", "ftp://host/x.gguf", "http://host/x.gguf"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "no/such/file.gguf",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("smollm3:1b", "ftp://host/x.gguf", "http://host/x.gguf")
+        ),
+    ],
+)
 def test_a_model_that_is_no_path_name_or_url_is_refused_before_anything_starts(reference, tmp_path):
     said = ppsmoke("--model", reference, home=tmp_path)
     assert said.status == 1 and "hint:" in said.error_lines[1] and "rent" not in said.stderr
@@ -113,5 +122,7 @@ def test_a_stdout_that_breaks_is_failure_after_everything_has_ended(tmp_path):
 def test_other_peoples_suites_get_a_pipeline_as_a_context_manager():
     with testing.loopback(str(TINY_F32), 3, wire_dtype="float32") as pipeline:
         one = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
+        with pytest.raises(DeadlineExceeded):
+            pipeline.ask("the quick brown fox", max_tokens=100, raw=True, within_s=0.01)
         two = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
     assert one == two and one.token_ids == expected(TINY_F32.name, "hello", "raw")["steps"]["ids"]

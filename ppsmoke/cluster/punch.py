@@ -13,7 +13,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from ppsmoke.cluster.raw_sockets import RawSocket
+from ppsmoke.cluster.raw_sockets import RawSocket, choose_congestion_control
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
@@ -30,6 +30,7 @@ def reusing_socket(family: int, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
+        choose_congestion_control(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):  # macOS needs it, Linux takes either
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -15,6 +15,8 @@ from ppsmoke.waiting import Deadline
 USER_TIMEOUT_MS = 20_000
 NOTSENT_LOWAT_BYTES = 128 << 10
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# bbr, which some hosts have as their default, paces the first packets after an idle gap over a part of a round trip.
+CONGESTION_CONTROLS = ("cubic", "reno")
 
 
 class RawSocket:
@@ -43,7 +45,20 @@ def listening_socket(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror or error}", hint="is another node running there?"
         ) from error
     sock.setblocking(False)
+    choose_congestion_control(sock)
     return sock
+
+
+def choose_congestion_control(sock: socket.socket) -> None:
+    """For a connection that has not begun, since one that began with bbr goes on pacing; accepted sockets have their
+    listener's. Nothing where the system leaves no choice."""
+    option = getattr(socket, "TCP_CONGESTION", None)
+    for name in CONGESTION_CONTROLS if option is not None else ():
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, option, name.encode())
+        except OSError:  # not built into this kernel, or not for everybody
+            continue
+        return
 
 
 def tune(sock: socket.socket) -> None:
@@ -64,6 +79,7 @@ async def connect(candidate: Candidate) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
+    choose_congestion_control(sock)
     try:
         await loop.sock_connect(sock, address)
     except BaseException:

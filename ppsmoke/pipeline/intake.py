@@ -90,8 +90,10 @@ class Intake:
         match message:
             case InferenceRequest():
                 return self._stage == 0 and role == ORCHESTRATOR_ROLE
-            case StageActivation() | Reset():
+            case StageActivation():
                 return self._stage > 0 and role == self._roles[self._stage - 1]
+            case Reset():
+                return role == (self._roles[self._stage - 1] if self._stage > 0 else ORCHESTRATOR_ROLE)
             case NextToken():
                 return self._stage == 0 and (role == self._roles[-1] or (message.done and role in self._roles))
         return False

@@ -193,7 +193,8 @@ class StageFailed(_Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Reset(_Message):
-    """Stage i to stage i + 1: the request is over, forget its positions."""
+    """Stage i to stage i + 1: the request is over, forget its positions. The orchestrator to stage 0: it has given the
+    request up, for which a token may never come any more."""
 
     request_id: int = _scalar("Q")
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from ppsmoke.cluster.swim_state import Config, EpochRaised, MemberChanged, State, UdpBlocked
-from tests.lab.swim_figures import Mean, verdict
+from tests.lab.swim_page import Mean, rows, table, verdict
 from tests.lab.virtual_net import VirtualNet, Weather
 
+ROOT = Path(__file__).parents[2]
 QUICK, MORE = range(2), range(2, 60)
 ROUGH = Weather(loss=0.2, spike=0.05, duplicate=0.05, jitter=0.5)
 BAD_UDP = Weather(loss=0.4)
@@ -213,3 +217,31 @@ def test_the_table_of_figures_calls_worse_what_is_worse():
     assert verdict("crash: first", 4, Mean(11.8, 0.1, 13)) == "11.9"
     assert verdict("crash: first", 4, Mean(12.1, 0.1, 13)) == "11.9, WORSE"
     assert verdict("crash: first", 7, Mean(12.1, 0.1, 13)) == ""
+
+
+def test_the_table_of_figures_counts_a_seed_once_and_names_what_is_worse():
+    runs = [(4, 1, {"crash: first": 11.0}), (4, 0, {"crash: first": 13.2}), (4, 1, {"crash: first": 11.0})]
+    (row,) = rows(runs)
+    assert (row.seeds, row.mean.value, row.mean.worst) == (2, 12.1, 13.2)
+    *_, sum_of_it = table([row])
+    assert (row.verdict, sum_of_it) == ("11.9, equal", "1 of 1 figures have a value on the page; 0 are worse")
+    *_, worse = table(rows([(4, seed, {"crash: first": 12.1}) for seed in range(2)]))
+    assert worse == "  worse: crash: first, n = 4: 12.10, not 11.9, WORSE"
+
+
+@pytest.mark.slow
+def test_a_measurement_that_is_split_and_continued_gives_the_same_table_as_one_at_once(tmp_path):
+    def figures(*arguments: str) -> str:
+        command = [sys.executable, "-m", "tests.lab.swim_figures", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+
+    chosen = ("--only", "name", "--sizes", "3")
+    whole = figures(*chosen, "--seeds", "3")
+    one, other = str(tmp_path / "one.jsonl"), str(tmp_path / "other.jsonl")
+    figures(*chosen, "--seeds", "1", "--json", one)
+    assert "2 of 2 runs" in figures(*chosen, "--seeds", "2", "--jobs", "2", "--json", one)
+    assert "0 of 1 runs" in figures(*chosen, "--first", "2", "--seeds", "1", "--stop-after-s", "0", "--json", other)
+    figures(*chosen, "--first", "2", "--seeds", "1", "--json", other)
+    assert len((tmp_path / "one.jsonl").read_text().splitlines()) == 2, "what was there has not been measured again"
+    of_both = figures("--merge", other, one)
+    assert of_both.splitlines()[:2] == whole.splitlines()[:2] and "name known everywhere" in of_both

@@ -1,19 +1,26 @@
 """`python -m tests.lab.swim_figures`: what our SWIM core does in bad weather, beside the figures that it must reach.
 
-Each figure is a mean over seeds with its 95 % bound. "page" is what the design was chosen by: an earlier, separate
-model of the same parameters, simulated once with five seeds (n = 20: one seed).
+Each figure is a mean over seeds with its 95 % bound; "page" is the value that it must not be worse than (swim_page.py).
+A long measurement can be split: `--first 50 --seeds 50 --json b.jsonl` does the second half, `--merge a.jsonl b.jsonl`
+prints the table of both. What FILE of --json has already is not measured again. Exit status 1: a figure is worse.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
+import multiprocessing
 import random
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ppsmoke.cluster.swim_state import State
+from tests.lab.swim_page import rows, table
 from tests.lab.virtual_net import VirtualNet, Weather
 
 LONG_S = 600.0  # of the runs in which false alarms are counted
@@ -27,13 +34,13 @@ Figures = dict[str, float]
 
 
 def calm(n: int, seed: int) -> Figures:
-    net = VirtualNet(nodes=n, seed=seed, weather=CALM).run(until_s=LONG_S)
+    net = VirtualNet(nodes=n, seed=seed, weather=CALM, traced=False).run(until_s=LONG_S)
     return {"packets/s/node": net.packets / LONG_S / n}
 
 
 def false_alarms(weather: Weather, label: str, *, stalls: bool = False) -> Callable[[int, int], Figures]:
     def measure(n: int, seed: int) -> Figures:
-        net = VirtualNet(nodes=n, seed=seed, weather=weather)
+        net = VirtualNet(nodes=n, seed=seed, weather=weather, traced=False)
         if stalls:
             stall_everybody(net, seed)
         net.run(until_s=LONG_S)
@@ -56,7 +63,7 @@ def stall_everybody(net: VirtualNet, seed: int) -> None:
 
 def crash(n: int, seed: int) -> Figures:
     last = f"node-{n - 1}"
-    net = VirtualNet(nodes=n, seed=seed).crash(last, at_s=EVENT_S)
+    net = VirtualNet(nodes=n, seed=seed, traced=False).crash(last, at_s=EVENT_S)
     net.run(until_s=EVENT_S)
     net.run(until_s=EVENT_S + 90, stop=lambda: net.views_of(last) == {State.DEAD})
     times = [c.at_s - EVENT_S for c in net.changes_to(State.DEAD, after_s=EVENT_S) if c.subject == last]
@@ -65,12 +72,12 @@ def crash(n: int, seed: int) -> Figures:
 
 def restart(n: int, seed: int) -> Figures:
     last, back_s = f"node-{n - 1}", EVENT_S + 90
-    net = VirtualNet(nodes=n, seed=seed).crash(last, at_s=EVENT_S).restart(last, at_s=back_s)
+    net = VirtualNet(nodes=n, seed=seed, traced=False).crash(last, at_s=EVENT_S).restart(last, at_s=back_s)
     return {"restart after 90 s: healed": healed_after(net, back_s)}
 
 
 def isolation(n: int, seed: int) -> Figures:
-    net = VirtualNet(nodes=n, seed=seed).isolate("node-1", from_s=EVENT_S, to_s=EVENT_S + 60)
+    net = VirtualNet(nodes=n, seed=seed, traced=False).isolate("node-1", from_s=EVENT_S, to_s=EVENT_S + 60)
     return {"60 s isolation: healed": healed_after(net, EVENT_S + 60)}
 
 
@@ -81,92 +88,119 @@ def healed_after(net: VirtualNet, since_s: float) -> float:
 
 
 def name(n: int, seed: int) -> Figures:
-    net = VirtualNet(nodes=n, seed=seed, weather=LOSSY).run(until_s=EVENT_S)
+    net = VirtualNet(nodes=n, seed=seed, weather=LOSSY, traced=False).run(until_s=EVENT_S)
     net.do(f"node-{n - 1}", lambda core, now: core.register(now, "pp-entry", b"stage"))
     net.run(until_s=EVENT_S + 60, stop=lambda: all(node.core.lookup("pp-entry") for node in net.running()))
     return {"name known everywhere": net.now_s - EVENT_S}
 
 
-SCENARIOS: list[Callable[[int, int], Figures]] = [
-    calm,
-    false_alarms(LOSSY, "loss 5 %"),
-    false_alarms(RELAY, "relay"),
-    false_alarms(CALM, "stalls", stalls=True),
-    false_alarms(RELAY, "stalls + relay", stalls=True),
-    crash,
-    restart,
-    isolation,
-    name,
-]
-
-# The page's figures by size; what it does not give is not compared.
-PAGE: dict[str, dict[int, float]] = {
-    "packets/s/node": {4: 2.4},
-    "loss 5 %: suspected": {4: 0, 12: 2.2},
-    "loss 5 %: buried": {4: 0, 12: 0},
-    "relay: suspected": {3: 1.2, 4: 0, 12: 0, 20: 0},
-    "relay: buried": {3: 0, 4: 0, 12: 0, 20: 0},
-    "stalls: suspected": {3: 36, 4: 78, 12: 1009},
-    "stalls: buried": {3: 0.4, 4: 0.8, 12: 0, 20: 0},
-    "stalls + relay: suspected": {4: 76},
-    "stalls + relay: buried": {4: 1.0},
-    "crash: first": {3: 11.9, 4: 11.9, 12: 12.6, 20: 15.5},
-    "crash: all": {3: 12.0, 4: 12.1, 12: 12.9, 20: 15.8},
-    "restart after 90 s: healed": {4: 0.4, 20: 0.9},
-    "60 s isolation: healed": {3: 7.6, 4: 12.3, 20: 3.2},
-    "name known everywhere": {4: 0.24, 12: 0.42, 20: 0.56},
+SCENARIOS: dict[str, Callable[[int, int], Figures]] = {
+    "calm": calm,
+    "loss": false_alarms(LOSSY, "loss 5 %"),
+    "relay": false_alarms(RELAY, "relay"),
+    "stalls": false_alarms(CALM, "stalls", stalls=True),
+    "stalls-relay": false_alarms(RELAY, "stalls + relay", stalls=True),
+    "crash": crash,
+    "restart": restart,
+    "isolation": isolation,
+    "name": name,
 }
-ZERO_BOUND = 0.05  # what a mean may be where the page has zero
 
 
-@dataclass(frozen=True)
-class Mean:
-    value: float
-    bound: float  # 95 %, one side
-    worst: float
+class Work(NamedTuple):
+    """One run: what, how large, with which chance."""
+
+    scenario: str
+    n: int
+    seed: int
+
+
+class Result(NamedTuple):
+    """cpu_s: what the run cost."""
+
+    work: Work
+    figures: Figures
+    cpu_s: float
+
+    def line(self) -> str:
+        return json.dumps({**self.work._asdict(), "figures": self.figures, "cpu_s": round(self.cpu_s, 3)})
 
     @classmethod
-    def of(cls, values: list[float]) -> Mean:
-        mean = sum(values) / len(values)
-        if len(values) < 2:
-            return cls(mean, math.nan, mean)
-        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        return cls(mean, 1.96 * math.sqrt(variance / len(values)), max(values))
+    def read(cls, line: str) -> Result:
+        fields: dict[str, Any] = json.loads(line)
+        return cls(Work(fields["scenario"], fields["n"], fields["seed"]), fields["figures"], fields["cpu_s"])
 
 
-def verdict(label: str, n: int, mean: Mean) -> str:
-    """Against the page's figure; one within the bound of it is no worse."""
-    page = PAGE.get(label, {}).get(n)
-    if page is None:
-        return ""
-    if page == 0:
-        return "0" if mean.value <= ZERO_BOUND else "0, WORSE"
-    if mean.value <= page:
-        return f"{page:g}"
-    return f"{page:g}, equal" if mean.value - mean.bound <= page else f"{page:g}, WORSE"
+def measure(work: Work) -> Result:
+    began_s = time.process_time()
+    figures = SCENARIOS[work.scenario](work.n, work.seed)
+    return Result(work, figures, time.process_time() - began_s)
 
 
-def main() -> None:
+def measure_all(todo: Iterable[Work], *, jobs: int, stop_after_s: float) -> Iterator[Result]:
+    """Each result as it comes. After stop_after_s nothing more is begun; what runs then is still waited for."""
+    began_s = time.monotonic()
+    waiting, running = iter(todo), set[Future[Result]]()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        while True:
+            while len(running) < jobs and time.monotonic() - began_s < stop_after_s and (work := next(waiting, None)):
+                running.add(pool.submit(measure, work))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
+def read_results(paths: Iterable[Path]) -> list[Result]:
+    return [Result.read(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def show(results: list[Result]) -> int:
+    """The table, what each size cost, and the exit status."""
+    found = rows((result.work.n, result.work.seed, result.figures) for result in results)
+    print("\n".join(table(found)))
+    for n in sorted({result.work.n for result in results}):
+        of_size = [result for result in results if result.work.n == n]
+        seeds = len({result.work.seed for result in of_size})
+        print(f"n = {n}: {seeds} seeds, {sum(result.cpu_s for result in of_size) / seeds:.1f} s of CPU each")
+    return 1 if any(row.verdict.endswith("WORSE") for row in found) else 0
+
+
+def run(options: argparse.Namespace) -> int:
+    results = read_results([options.json]) if options.json and options.json.exists() else []
+    have = {result.work for result in results}
+    seeds = range(options.first, options.first + options.seeds)
+    names = [scenario for scenario in SCENARIOS if options.only in scenario]
+    # Seed by seed, the largest first: whatever ends early has whole seeds, and no long run is the last one alone.
+    sizes = sorted(options.sizes, reverse=True)
+    wanted = {Work(name, n, seed): None for seed in seeds for n in sizes for name in names}  # an ordered set
+    todo = [work for work in wanted if work not in have]
+    began_s = time.monotonic()
+    with options.json.open("a") if options.json else nullcontext() as file:
+        for result in measure_all(todo, jobs=options.jobs, stop_after_s=options.stop_after_s):
+            results.append(result)
+            if file is not None:
+                file.write(result.line() + "\n")
+                file.flush()
+    results = [result for result in results if result.work in wanted]
+    status = show(results)
+    print(f"{len(results)} of {len(wanted)} runs, {time.monotonic() - began_s:.0f} s")
+    return status
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each scenario (default 5)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0), to split a long run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0), to split a long measurement")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="cluster sizes (default 3 4 12 20)")
-    parser.add_argument("--only", default="", help="only scenarios whose figures contain this text")
-    arguments = parser.parse_args()
-    print(f"{'figure':32s} {'n':>3s} {'mean':>9s} {'95 %':>8s} {'worst':>8s}  page", flush=True)
-    started = time.monotonic()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    for scenario in SCENARIOS:
-        if arguments.only and not any(arguments.only in label for label in scenario(3, 0)):
-            continue
-        for n in arguments.sizes:
-            runs = [scenario(n, seed) for seed in seeds]
-            for label in runs[0]:
-                mean = Mean.of([run[label] for run in runs])
-                row = f"{label:32s} {n:3d} {mean.value:9.2f} {mean.bound:8.2f} {mean.worst:8.2f}"
-                print(f"{row}  {verdict(label, n, mean)}", flush=True)
-    print(f"{arguments.seeds} seeds, {time.monotonic() - started:.0f} s")
+    parser.add_argument("--only", default="", help=f"only scenarios with this in their name: {', '.join(SCENARIOS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--stop-after-s", type=float, default=float("inf"), help="begin no run after this long")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line per run, as it ends")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing, show these results")
+    options = parser.parse_args()
+    return show(read_results(options.merge)) if options.merge else run(options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

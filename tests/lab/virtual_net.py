@@ -2,7 +2,7 @@
 
 Every node runs ppsmoke.cluster.swim.Core as membership.py drives it: due timers first, then the datagram. Each link
 and each node draws from a generator of its own, so editing one leaves the others as they were. The same seed gives
-the same bytes: `log_hash` covers every command of every node.
+the same bytes: `log_hash` covers every command of every node (unless `traced` is False, for it costs as much time).
 
 Faults: loss, delay with Pareto spikes, duplication, reordering (by jitter), cuts both or one way, UDP blocked, freezes,
 crashes, restarts (with a clock that may have gone back), late timers.
@@ -75,10 +75,8 @@ class VirtualNode:
 
 @dataclass(frozen=True)
 class Cut:
-    """From `source` to `target` nothing passes (udp_only: no datagram) between the two times."""
+    """Nothing passes (udp_only: no datagram) between the two times."""
 
-    source: str
-    target: str
     begin: int
     end: int
     udp_only: bool
@@ -97,6 +95,7 @@ class VirtualNet:
         boot_s: float = 5.0,
         sealed: bool = False,
         links: bool = True,
+        traced: bool = True,
     ) -> None:
         self.seed = seed
         self.now = 0
@@ -107,10 +106,12 @@ class VirtualNet:
         self.log_hash = hashlib.sha256()
         self._sealed = sealed
         self._with_links = links
+        self._traced = traced
+        self._noteworthy = True  # something that a stop() may ask for has happened since it was asked
         self._queue: list[tuple[int, int, int, Callable[[], None]]] = []
         self._order = 0
         self._generators: dict[object, random.Random] = {}
-        self._cuts: list[Cut] = []
+        self._cuts: dict[tuple[str, str], list[Cut]] = {}  # by source and target
         self._link_arrival: dict[tuple[str, str], int] = {}
         self.nodes: dict[str, VirtualNode] = {}
         for index in range(nodes):
@@ -144,9 +145,8 @@ class VirtualNet:
         self, source: str, target: str, *, from_s: float, to_s: float, one_way: bool = False, udp_only: bool = False
     ) -> VirtualNet:
         begin, end = round(from_s * SECOND), round(to_s * SECOND)
-        self._cuts.append(Cut(source, target, begin, end, udp_only))
-        if not one_way:
-            self._cuts.append(Cut(target, source, begin, end, udp_only))
+        for ends in ((source, target),) if one_way else ((source, target), (target, source)):
+            self._cuts.setdefault(ends, []).append(Cut(begin, end, udp_only))
         if not udp_only and self._with_links:
             a, b = self.nodes[source], self.nodes[target]
             self.at(from_s + LINK_SILENCE_S, lambda: self._link_silent(a, b))
@@ -161,13 +161,15 @@ class VirtualNet:
         return self
 
     def run(self, *, until_s: float, stop: Callable[[], bool] | None = None) -> VirtualNet:
-        """Until then, or until stop() holds (it is asked after every event of some node)."""
-        until = round(until_s * SECOND)
+        """Until then, or until stop() holds: it is asked whenever a node has noticed something, booted or crashed."""
+        until, self._noteworthy = round(until_s * SECOND), True
         while self._queue and self._queue[0][0] <= until:
             self.now, _, _, action = heapq.heappop(self._queue)
             action()
-            if stop is not None and stop():
-                return self
+            if stop is not None and self._noteworthy:
+                self._noteworthy = False
+                if stop():
+                    return self
         self.now = max(self.now, until)
         return self
 
@@ -215,7 +217,7 @@ class VirtualNet:
         return Core(self.config, node_id, FIRST_EPOCH_MS + epoch_ms, generator, meta=name.encode())
 
     def _boot(self, node: VirtualNode) -> None:
-        node.up = True
+        node.up = self._noteworthy = True
         node.links.clear()
         if self._sealed:
             key = b"k" * 32
@@ -229,7 +231,7 @@ class VirtualNet:
                     self._dial(node, other)
 
     def _crash(self, node: VirtualNode) -> None:
-        node.up = False
+        node.up, self._noteworthy = False, True
         node.life += 1
 
     def _restart(self, node: VirtualNode, clock_back_s: float) -> None:
@@ -242,7 +244,8 @@ class VirtualNet:
 
     def _perform(self, node: VirtualNode, commands: list[Command]) -> None:
         for command in commands:
-            self.log_hash.update(repr((self.now, node.index, command)).encode())
+            if self._traced:
+                self.log_hash.update(repr((self.now, node.index, command)).encode())
             if isinstance(command, Send):
                 self._send(node, command)
             elif isinstance(command, Timer):
@@ -253,6 +256,7 @@ class VirtualNet:
                 self._note(node, command)
 
     def _note(self, node: VirtualNode, event: object) -> None:
+        self._noteworthy = True
         if isinstance(event, EpochRaised) and node.sealer is not None:
             node.sealer.raise_epoch(event.epoch)
         if isinstance(event, MemberChanged):
@@ -325,11 +329,8 @@ class VirtualNet:
         return round(delay_s * SECOND)
 
     def _blocked(self, node: VirtualNode, target: VirtualNode, *, udp: bool) -> bool:
-        return any(
-            cut.source == node.name and cut.target == target.name and cut.begin <= self.now < cut.end
-            for cut in self._cuts
-            if udp or not cut.udp_only
-        )
+        cuts = self._cuts.get((node.name, target.name), ())
+        return any(cut.begin <= self.now < cut.end and (udp or not cut.udp_only) for cut in cuts)
 
     # Links
 

@@ -288,6 +288,23 @@ def test_messages_from_whoever_may_not_send_them_change_nothing():
     assert asyncio.run(scenario()).token_ids == expected("honest", 30)
 
 
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a_request_that_its_asker_gives_up_frees_the_chain_for_the_next(num_stages):
+    async def scenario():
+        async with chain(num_stages, busy_grace_s=5.0) as pipeline:
+            entry = pipeline.net.names["pp-entry"]
+            lost: list[NextToken] = []
+            pipeline.net.tap = lambda role, message: lost.append(message) or 0 if type(message) is NextToken else 1
+            pipeline.request("never answered", request_id=1)
+            while not lost:
+                await asyncio.sleep(0)
+            pipeline.net.tap = lambda role, message: 1
+            pipeline.net.deliver(ASKER.node_id, "orchestrator", entry, encode(Reset(request_id=1)))
+            return await pipeline.ask("again", request_id=2)
+
+    assert asyncio.run(scenario()).token_ids == expected("again", 5)
+
+
 def test_bytes_that_are_no_message_are_reported_and_the_stage_lives_on():
     async def scenario():
         async with chain(1) as pipeline:
