@@ -2,8 +2,9 @@
 
 Every instance's DELETE waits for its turn while one list call after the other shows them all, so that many end in
 little more time than their DELETEs' spacing takes. Nothing here gives up before its deadline, and nothing counts as
-gone without a read that succeeded and found nothing: a complete list of one page, else the instance's own body, since
-rows that vanish between two pages can hide one that stays, and a list may lag behind a create.
+gone without a read that succeeded and found nothing. A complete list of one page is that, once the API has taken the
+DELETE or said that there is nothing to delete. Else it takes the instance's own body, too: rows that vanish between two
+pages can hide one that stays, and a list may lag behind a create.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ LOOKS = 3  # at least, for a create that is not old
 OLD_S = 600.0  # a create this long ago needs one look
 PAGE_S = 6.0  # for a page of the account's list; then instances are read singly, until lists come again
 AGAIN_S = 10.0  # still there so long after its DELETE was answered: ask again
-LAST_CALL_S = 1.0  # with less left than this, no further look is begun: any call gets so much
+READ_S = 10.0  # for an instance by itself
+LAST_CALL_S = 1.0  # no look is begun with less left than this; by then, other calls have failed and said why
 SWEEP_S = 20.0  # with nothing left that is known: so long a list may fail that would show what nobody knows of
-TELL_EVERY_S = 10.0  # what is not yet confirmed is said so often
+TELL_EVERY_S, TOLD_AT_ONCE = 10.0, 4  # what is not yet confirmed is said so often, so many of it in words
 
 
 def to_nobody(_: object) -> None:
@@ -46,6 +48,7 @@ class _Case:
     reading: asyncio.Task[None] | None = None  # the same of a read of it alone
     answered_at: float | None = None  # the latest DELETE, whatever came back
     accepted_at: float | None = None  # the first DELETE that the API took
+    denied: bool = False  # the latest one: the API knows no such instance
     why: str = "no time was left to try"  # it counts as left over, should this be the end
     hopeless: bool = False
 
@@ -127,7 +130,7 @@ class Ending:
 
     async def _delete(self, case: _Case) -> None:
         try:
-            took = await self._api.destroy(case.target.instance_id, within_s=self._left())
+            took = await self._api.destroy(case.target.instance_id, within_s=self._left() - LAST_CALL_S)
         except AuthRefused as error:
             case.why, case.hopeless = error.cause, True
         except NoTurn:
@@ -135,11 +138,12 @@ class Ending:
         except VastError as error:
             case.why = error.cause
         else:
-            case.why = (
-                "the API took its DELETE, and it was still there when time ran out" if took else "not yet visible"
-            )
-            if took and case.accepted_at is None:
-                case.accepted_at = self._clock.now()
+            case.denied = not took
+            if took:
+                case.why = "the API took its DELETE, and it was still there when time ran out"
+                case.accepted_at = case.accepted_at or self._clock.now()
+            elif case.accepted_at is None:
+                case.why = "the API knows no such instance, which is too early to believe"
         case.answered_at = self._clock.now()
 
     async def _look(self, *, sweep: bool, coming: bool) -> None:
@@ -167,21 +171,23 @@ class Ending:
         """Take what is gone off the cases; those that the list does not show and that it proves nothing of."""
         shown, doubtful = {instance.id for instance in listing.instances}, []
         for case in [case for case in self._cases.values() if case.target.instance_id not in shown]:
+            young, certain = self._young(case.target), case.accepted_at is not None or case.denied
             if not self._mine(case.target) and case.answered_at is not None and case.accepted_at is None:
                 case.why, case.hopeless = "this account does not show it", True
-            elif listing.pages > 1 or self._young(case.target):
-                doubtful += [case] if case.answered_at is not None else []
-            elif self._proves_gone(case, began):
+            elif listing.pages == 1 and not young and certain and self._proves_gone(case, began):
                 self._is_gone(case)
+            elif case.answered_at is not None or not young:
+                doubtful.append(case)
         return doubtful
 
     async def _read(self, case: _Case) -> None:
         """The instance's own body."""
         began = self._clock.now()
         try:
-            found = await self._api.instance(case.target.instance_id, within_s=self._left())
+            within_s = min(READ_S, self._left() - LAST_CALL_S)
+            found = await self._api.instance(case.target.instance_id, within_s=within_s)
         except AuthRefused as error:
-            case.why, case.hopeless = error.cause, True
+            case.why, case.hopeless = error.cause, self._refused
         except NoTurn:
             pass  # what was seen before says more
         except VastError as error:
@@ -277,7 +283,8 @@ class Ending:
         self._told_at = self._clock.now()
         waiting = [f"instance {number} ({case.why})" for number, case in self._cases.items()]
         waiting += [f"an unclear create of stage {entry.stage} ({self._seen})" for entry in self._unclear()]
-        self._say("not yet confirmed as ended: " + ("; ".join(waiting) or self._seen))
+        more = f"; and {len(waiting) - TOLD_AT_ONCE} more" if len(waiting) > TOLD_AT_ONCE else ""
+        self._say("not yet confirmed as ended: " + ("; ".join(waiting[:TOLD_AT_ONCE]) or self._seen) + more)
 
     def _record(self, of: Target | Entry, state: str, why: str = "") -> None:
         """Write it down if there is a journal. A full disk keeps nobody from ending what is rented."""

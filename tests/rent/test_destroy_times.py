@@ -81,6 +81,8 @@ class Account:
     def __init__(self, rows: dict[int, str], steps=()) -> None:
         self.rows, self.steps = dict(rows), list(steps)
         self.ignores_deletes = True
+        self.deletes = reply(200, {"success": True})
+        self.bodies: set[int] = set()  # what is there although no list shows it
         self.asked: list[tuple[str, int]] = []
 
     def exchange(self, method: str, target: str, *, body: bytes | None, within_s: float) -> Reply:
@@ -89,10 +91,10 @@ class Account:
         number = int(target.split("/")[4])
         self.asked.append((method, number))
         if method == "GET":
-            return reply(200, {"instances": {"id": number} if number in self.rows else None})
+            return reply(200, {"instances": {"id": number} if number in self.bodies | self.rows.keys() else None})
         if not self.ignores_deletes:
             self.rows.pop(number, None)
-        return reply(200, {"success": True})
+        return self.deletes
 
     def _list(self, target: str) -> Reply:
         """Pages by position, so that a row that goes away moves all behind it."""
@@ -125,6 +127,18 @@ def test_a_row_that_slips_between_two_pages_is_not_taken_for_gone(tmp_path):
     account.ignores_deletes = False
     outcome = run(end_run(VastApi(account, clock=time), journal, account="lab/1", within_s=20.0))
     assert [one.how for one in outcome.ended] == ["destroyed"]
+
+
+def test_a_list_that_is_wrongly_empty_is_believed_by_nobody_while_no_delete_has_been_answered(tmp_path):
+    time = FakeTime()
+    journal, _ = journal_of(tmp_path, time, 3)
+    account = Account({})  # no list shows it
+    account.bodies, account.deletes = {3}, reply(429, "API requests too frequent")
+    outcome = run(end_run(VastApi(account, clock=time), journal, account="lab/1", within_s=30.0))
+    assert [one.instance_id for one in outcome.leftovers] == [3] and ("GET", 3) in account.asked
+    account.bodies.clear()
+    outcome = run(end_run(VastApi(account, clock=time), journal, account="lab/1", within_s=30.0))
+    assert [one.how for one in outcome.ended] == ["was gone"]
 
 
 def test_each_end_is_told_as_it_is_confirmed_and_what_is_missing_every_ten_seconds(tmp_path):
