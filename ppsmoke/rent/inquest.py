@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -20,6 +22,7 @@ from ppsmoke.waiting import Deadline, cancel_and_reap
 
 FIRST_LINK_S = 5.0  # a node that has only just started may take so long to be linked before anybody asks
 ASK_S = 10.0  # for one question
+STILL_S = 20.0  # that there is no link yet is said so often
 AGAIN_S, MOST_AGAIN_S = 0.3, 3.0  # between two questions: the boot needs half a second to take its port back
 ENDED = "ended"
 
@@ -33,12 +36,15 @@ class _Started:
     port: int
     secret: bytes = field(repr=False)
     asking: asyncio.Task[BootStatus] | None = None  # while there is no link to it
+    was_linked: bool = False
 
 
 class Inquest:
-    """Of one run. It is told of nodes that start and of links that come and go; `watch` raises for one that ended."""
+    """Of one run. It is told of nodes that start and of links that come and go; `watch` raises for one that ended.
+    say(text, stage=...) gets a line for what a person waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
         self._nodes: dict[str, _Started] = {}  # by node id
         self._changed = Signal()
         self._over = False
@@ -58,7 +64,11 @@ class Inquest:
             node.asking.cancel()
             node.asking = None
         if not up:
+            self._say("the link to its node is down; asking the boot beside it", stage=node.stage)
             self._ask(node)
+        elif node.was_linked:
+            self._say("its node is linked again", stage=node.stage)
+        node.was_linked = node.was_linked or up
 
     async def watch(self) -> NoReturn:
         """Raises StageError, with its last output, for a node whose boot says that it has ended."""
@@ -73,23 +83,27 @@ class Inquest:
             await cancel_and_reap(*(node.asking for node in self._nodes.values() if node.asking is not None))
 
     def _ask(self, node: _Started, *, after_s: float = 0.0) -> None:
-        node.asking = asyncio.ensure_future(_until_ended(node, after_s))
+        node.asking = asyncio.ensure_future(self._until_ended(node, after_s))
         node.asking.add_done_callback(lambda _: self._changed.notify())
 
-
-async def _until_ended(node: _Started, after_s: float) -> BootStatus:
-    """Ask until a boot answers and says that its node has ended; for ever while the node lives."""
-    await asyncio.sleep(after_s)
-    pause_s = AGAIN_S
-    while True:
-        try:
-            status = await ask_boot(node.host, node.port, node.secret, deadline=Deadline.after(ASK_S))
-            if status.state == ENDED:
-                return status
-        except BootFailed:
-            pass  # refused: nobody has the port just now; silent: a node that waits for us to begin
-        await asyncio.sleep(pause_s)
-        pause_s = min(MOST_AGAIN_S, pause_s * 1.5)
+    async def _until_ended(self, node: _Started, after_s: float) -> BootStatus:
+        """Ask until a boot answers and says that its node has ended; for ever while the node lives."""
+        began = said_at = time.monotonic()
+        await asyncio.sleep(after_s)
+        pause_s = AGAIN_S
+        while True:
+            try:
+                status = await ask_boot(node.host, node.port, node.secret, deadline=Deadline.after(ASK_S))
+                seen = f"its boot says: {status.state}"
+                if status.state == ENDED:
+                    return status
+            except BootFailed as error:  # refused: nobody has the port just now; silent: a node, which lets us begin
+                seen = error.cause
+            if time.monotonic() - said_at >= STILL_S:
+                said_at = time.monotonic()
+                self._say(f"no link to its node for {said_at - began:.0f} s ({seen})", stage=node.stage)
+            await asyncio.sleep(pause_s)
+            pause_s = min(MOST_AGAIN_S, pause_s * 1.5)
 
 
 def _error(stage: int, status: BootStatus) -> StageError:

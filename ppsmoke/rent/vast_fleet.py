@@ -76,7 +76,7 @@ class VastFleet:
         self._start_reaper = start_reaper
         self._progress = progress
         self._endpoints = Endpoints()
-        self._inquest = Inquest()
+        self._inquest = Inquest(progress.say)
         self.destroy_budget_s = destroy_budget_s(len(plan.chosen))
         self._view = AccountView(api, say=progress.say, on_look=self._end_strays)
         self._rentals: list[Rental] = []

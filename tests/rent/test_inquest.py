@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -26,11 +27,12 @@ PAYLOAD = build_payload("{}", zipapp_of_fake_node())
 HEARD_WITHIN_S = 3.0
 
 
-def told_of(port: int) -> tuple[Inquest, str]:
-    """An inquest that knows of one node, and the node's id."""
+def told_of(port: int, said: list[str] | None = None) -> tuple[Inquest, str]:
+    """An inquest that knows of one node, and the node's id. said: takes what it says."""
     identity = RunAuthority(bytes(32)).mint("stage-1-of-2")
     spec = StageSpec(stage=1, generation=0, identity=identity, environment={}, boot_secret=SECRET)
-    inquest = Inquest()
+    lines = [] if said is None else said
+    inquest = Inquest(lambda text, stage: lines.append(f"{stage}: {text}"))
     inquest.started(Endpoint(identity.role, 0, identity.node_id, "127.0.0.1", port, None), spec)
     return inquest, identity.node_id
 
@@ -82,29 +84,39 @@ def test_a_link_that_flaps_proves_nothing_and_nobody_asks_once_it_is_up_again(mo
     """A listener that says nothing is what a living node looks like to who asks its boot."""
     monkeypatch.setattr("ppsmoke.rent.push.GREETING_S", 0.05)
     monkeypatch.setattr(inquest_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(inquest_module, "STILL_S", 0.05)
+    said: list[str] = []
+    peers: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as node:
         node.settimeout(5.0)
 
         async def story() -> None:
-            inquest, node_id = told_of(node.getsockname()[1])
+            inquest, node_id = told_of(node.getsockname()[1], said)
             async with running(inquest.watch(), name="watch") as watching:
                 inquest.link_changed("another node", up=False)  # the orchestrator's own, say
+                inquest.link_changed(node_id, up=True)
                 inquest.link_changed(node_id, up=False)
-                for _ in range(3):  # asked, and asked again
-                    (await asyncio.to_thread(node.accept))[0].close()
+                while len(said) < 2:  # asked, and asked again
+                    peers.append((await asyncio.to_thread(node.accept))[0])
                 inquest.link_changed(node_id, up=True)
                 node.settimeout(0.0)
                 await asyncio.sleep(0.1)
                 backlog = 0
                 while True:
                     try:
-                        node.accept()[0].close()
+                        peers.append(node.accept()[0])
                     except BlockingIOError:
                         break
                     backlog += 1
                 assert backlog <= 1 and not watching.done()
 
         asyncio.run(story())
+    for peer in peers:
+        peer.close()
+    first, *still, last = said
+    assert first == "1: the link to its node is down; asking the boot beside it"
+    assert still and all(re.match(r"1: no link to its node .*: connected, but nothing greets\)", one) for one in still)
+    assert last == "1: its node is linked again"
 
 
 @pytest.mark.parametrize(("code", "tail", "cause"), [
