@@ -124,15 +124,18 @@ def _reap(arguments: argparse.Namespace) -> int:
         print("end these too, whoever they belong to? [y/N] ", end="", file=sys.stderr, flush=True)
         return found if sys.stdin.readline().strip().lower() in ("y", "yes") else []
 
-    settled = asyncio.run(
-        settle(
-            api,
-            state_dir(),
-            dry_run=arguments.dry_run,
-            choose_more=choose_more if arguments.all else None,
-            say=to_stderr,
-        )
+    settling = settle(
+        api,
+        state_dir(),
+        dry_run=arguments.dry_run,
+        choose_more=choose_more if arguments.all else None,
+        say=to_stderr,
     )
+    try:
+        settled = asyncio.run(settling)
+    except KeyboardInterrupt:
+        to_stderr("interrupted; what was not seen gone may still be rented: run reap again")
+        raise
     print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
     return 1 if settled.outcome.leftovers else 0
 

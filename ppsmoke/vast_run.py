@@ -91,7 +91,7 @@ async def dry_run(
     RentError where there is no plan. `say` gets a line for what takes time."""
     terms = Terms(image=rent.image or DEFAULT_IMAGE, baked=rent.baked, disk_gb=rent.disk_gb)
     api = open_api(key, say)
-    say(f"searching offers at {api.host}, twice: what fits, and what is there")
+    say(f"searching offers at {api.host}: what fits, and some seconds later what there is")
     plan = await find_plan(api, wanted_of(settings, rent, terms), stages=settings.num_stages, thorough=True)
     refusal = None
     try:

@@ -208,3 +208,14 @@ def test_a_dry_run_that_a_real_run_would_follow_has_no_error(fake, capsys):
     out, err = capsys.readouterr()
     assert "error" not in json.loads(out) and err == ""
     assert {request.method for request in fake.requests} == {"POST", "GET"}
+
+
+def test_an_interrupted_reap_says_that_something_may_be_left(fake, monkeypatch, capsys):
+    async def interrupted(*args, **kwargs) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ppsmoke.vast_cli.settle", interrupted)
+    assert main(["reap"]) == 130
+    assert capsys.readouterr().err == (
+        "ppsmoke: interrupted; what was not seen gone may still be rented: run reap again\n"
+    )
