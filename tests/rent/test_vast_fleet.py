@@ -126,3 +126,20 @@ def test_a_failure_is_said_before_anything_is_destroyed_and_every_end_counts_as_
         assert still_rented[0] == 2 and bench.record.still_rented() == []
 
     run(story())
+
+
+def test_an_instance_that_costs_more_than_its_offer_said_is_told_of_once(fake, tmp_path):
+    def raise_price(request, instance_id) -> None:
+        fake.instance(instance_id).offer.row["dph_base"] = 0.9
+
+    async def story() -> None:
+        fake.on("create", "after", raise_price)
+        fake.fault("machine.stuck-loading", None)
+        bench = await Bench.open(fake, tmp_path)
+        await bench.until(lambda: bench.said("stage 0: still loading"))
+        await bench.end()
+        said = bench.stream.getvalue()
+        offered = bench.record.rentals[0]["usd_per_h"]
+        assert said.count(f"stage 0: warning: it costs $0.903 an hour, and its offer said ${offered:.3f}") == 1
+
+    run(story())
