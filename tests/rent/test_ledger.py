@@ -200,6 +200,21 @@ def test_an_id_is_remembered_even_if_it_cannot_be_written(tmp_path, monkeypatch)
     assert journal.open_entries()[0].instance_id == 7
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_journal_that_cannot_be_removed_is_given_up_all_the_same(tmp_path, monkeypatch, damaged):
+    journal = start(tmp_path)
+    journal.damaged = damaged
+
+    def read_only(*args, **kwargs) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    monkeypatch.setattr(ledger.os, "replace", read_only)
+    journal.close()
+    (view,) = read_journals(tmp_path)
+    assert not view.owner_alive and not view.entries
+
+
 def test_a_file_system_without_locks_means_rent_nothing(tmp_path, monkeypatch):
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
