@@ -7,16 +7,7 @@ from collections.abc import Callable, Iterable
 from ppsmoke.rent.ending import Ending, target_of, to_nobody
 from ppsmoke.rent.ledger import Entry, Journal
 from ppsmoke.rent.outcome import Ended, Outcome, Target
-from ppsmoke.rent.pacer import SPACING_S, Route
 from ppsmoke.rent.vast_api import VastApi
-
-DESTROY_S = 84.0  # for all of a run's machines, as far as their DELETEs' spacing lets it be enough
-LAST_ONE_S = 24.0  # from the last DELETE's turn on: its answer, a refusal of it, and some looks
-
-
-def destroy_s(machines: int) -> float:
-    """How long so many instances may take to be destroyed and seen gone."""
-    return max(DESTROY_S, (machines - 1) * SPACING_S[Route.DESTROY] + LAST_ONE_S)
 
 
 async def end_run(

@@ -15,12 +15,13 @@ from ppsmoke.errors import DestroyFailed, SmokeError, StageError, printable
 from ppsmoke.rent.account_view import AccountView
 from ppsmoke.rent.berth import Berth
 from ppsmoke.rent.create import Creator
-from ppsmoke.rent.destroy import destroy_s, end_entry, end_run
+from ppsmoke.rent.destroy import end_entry, end_run
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.rent.inquest import Inquest
 from ppsmoke.rent.ledger import Entry, Journal
 from ppsmoke.rent.market import Market
 from ppsmoke.rent.outcome import Ended
+from ppsmoke.rent.pacer import SPACING_S, Route
 from ppsmoke.rent.plan import MAX_REPLACEMENTS, Plan
 from ppsmoke.rent.reap import leftover_line
 from ppsmoke.rent.reaper import Reaper
@@ -37,6 +38,8 @@ from ppsmoke.waiting import Deadline, cancel_and_reap, running
 POLL_S = 5.0  # spec, section 6: between two looks while machines come up
 WATCH_S = 10.0  # afterwards; a link that falls silent is seen sooner elsewhere
 GONE_LOOKS = 2  # in a row, before a machine that was up counts as lost
+DESTROY_S = 84.0  # for all of a run's machines, as far as their DELETEs' spacing lets it be enough
+LAST_ONE_S = 24.0  # from the last DELETE's turn on: its answer, a refusal of it, and some looks
 AFTERWARDS_S = 6.0  # what may be left to do once the account has shown that all is gone
 LOGS_S = 15.0
 LOG_LINES, SHOWN_LINES = 200, 6
@@ -44,7 +47,7 @@ LOG_LINES, SHOWN_LINES = 200, 6
 
 def destroy_budget_s(num_stages: int) -> float:
     """What a run of so many stages gets for destroying, with the hosts that it may have replaced."""
-    return destroy_s(num_stages + MAX_REPLACEMENTS) + AFTERWARDS_S
+    return max(DESTROY_S, (num_stages + MAX_REPLACEMENTS - 1) * SPACING_S[Route.DESTROY] + LAST_ONE_S) + AFTERWARDS_S
 
 
 class VastFleet:

@@ -10,13 +10,13 @@ import pytest
 
 from ppsmoke.rent import vast_api
 from ppsmoke.rent.api_key import ApiKey
-from ppsmoke.rent.destroy import DESTROY_S, destroy_s, end_run
+from ppsmoke.rent.destroy import end_run
 from ppsmoke.rent.labels import Label
 from ppsmoke.rent.ledger import Entry, Journal
 from ppsmoke.rent.pacer import Pacer, Route
 from ppsmoke.rent.plan import MAX_REPLACEMENTS
 from ppsmoke.rent.vast_api import VastApi
-from ppsmoke.rent.vast_fleet import destroy_budget_s
+from ppsmoke.rent.vast_fleet import DESTROY_S, destroy_budget_s
 from ppsmoke.rent.vast_http import NoReply, Reply, UrllibTransport
 from tests.lab.fake_vast import FakeVast
 from tests.rent.test_destroy import Run
@@ -38,7 +38,7 @@ def seconds_to_end(fake: FakeVast, instances: int, folder, *, age_s: float) -> f
     now = fake.clock.now()
     for entry in lab.journal.open_entries():
         lab.journal.entries[entry.label] = replace(entry, created_at=now - age_s)
-    outcome = lab.end(destroy_s(instances))
+    outcome = lab.end(DESTROY_S)
     assert len(outcome.ended) == instances and not outcome.leftovers
     lab.check_empty()
     assert fake.ledger()["too_early"] == {}
