@@ -22,7 +22,7 @@ from ppsmoke.rent.plan import Plan
 from ppsmoke.rent.reap import settle, settled_lines
 from ppsmoke.rent.reaper import Reaper
 from ppsmoke.rent.terms import DEFAULT_IMAGE, Terms, needs_of
-from ppsmoke.rent.vast_api import VastApi
+from ppsmoke.rent.vast_api import PATIENCE_S, VastApi
 from ppsmoke.rent.vast_fleet import VastFleet, destroy_budget_s
 from ppsmoke.rent.vast_http import check_base_url
 from ppsmoke.rent.verdicts import AuthRefused, BadReply, Refused
@@ -90,7 +90,7 @@ async def dry_run(
     """The plan as text, or as JSON, and why a real run would refuse it; rents nothing and touches nothing. Raises
     RentError where there is no plan. `say` gets a line for what takes time."""
     terms = Terms(image=rent.image or DEFAULT_IMAGE, baked=rent.baked, disk_gb=rent.disk_gb)
-    api = open_api(key, say)
+    api = open_api(key, say, patience_s=PATIENCE_S)
     say(f"searching offers at {api.host}: what fits, and some seconds later what there is")
     plan = await find_plan(api, wanted_of(settings, rent, terms), stages=settings.num_stages, thorough=True)
     refusal = None

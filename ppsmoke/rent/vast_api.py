@@ -261,8 +261,8 @@ class VastApi:
         self, route: Route, method: str, target: str, body: Mapping[str, Any] | None = None, *, within_s: float
     ) -> Reply:
         """A call that may be repeated, until it is answered or within_s is spent. The reply holds a JSON object."""
-        within_s = min(within_s, self._patience_s)
-        until = self.clock.now() + within_s
+        began, within_s = self.clock.now(), min(within_s, self._patience_s)
+        until = began + within_s
         attempt, last = 0, ""
         while (self.clock.now() < until or attempt == 0) and await self._pacer.turn(route, until=until):
             attempt += 1
@@ -288,8 +288,9 @@ class VastApi:
             await self.clock.sleep(wait_s)
         if not attempt:
             raise NoTurn(f"{route.value}: no turn in {within_s:.0f} s", phase="rent")
+        tries = f"{attempt} attempt{'s' if attempt > 1 else ''} in {self.clock.now() - began:.0f} s"
         raise Unreachable(
-            f"no usable answer from {self.host} ({route.value}): {last}; {attempt} attempts in {within_s:.0f} s",
+            f"no usable answer from {self.host} ({route.value}): {last}; {tries}",
             phase="rent",
             hint="check the network, and VAST_URL where it is set",
         )
