@@ -220,11 +220,14 @@ def test_sixteen_failing_calls_are_one_line_and_a_silent_service_is_told_of(monk
         said.clear()
 
         async def hung() -> None:
-            api = VastApi(UrllibTransport(fake.url, ApiKey(KEY)), clock=FakeTime(fake), host="lab", say=said.append)
+            told = asyncio.Event()
+            api = VastApi(UrllibTransport(fake.url, ApiKey(KEY)), clock=FakeTime(fake), host="lab", say=tell(told))
             task = asyncio.ensure_future(api.instances())
-            while not said:
-                await asyncio.sleep(0.005)
+            await asyncio.wait_for(told.wait(), 15.0)  # the answer would take 20 s
             task.cancel()
+
+        def tell(told: asyncio.Event):
+            return lambda text: (said.append(text), told.set())
 
         run(hung())
     assert said == ["list: no answer from lab yet"]

@@ -20,7 +20,7 @@ from ppsmoke.rent.fleet import StageSpec
 from ppsmoke.rent.inquest import Inquest
 from ppsmoke.rent.push import BootStatus, build_payload, push
 from ppsmoke.waiting import Deadline, running
-from tests.lab.small_container import SECRET, Container, container, zipapp_of_fake_node
+from tests.lab.small_container import PATIENCE_S, SECRET, Container, container, zipapp_of_fake_node
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a rented container is Linux")
 PAYLOAD = build_payload("{}", zipapp_of_fake_node())
@@ -55,7 +55,7 @@ def test_a_killed_node_is_heard_of_within_seconds_with_how_and_its_last_output(t
             killed_at = time.monotonic()
             inquest.link_changed(node_id, up=False)
             with pytest.raises(StageError) as caught:
-                await watching
+                await asyncio.wait_for(watching, PATIENCE_S)
             return caught.value, time.monotonic() - killed_at
 
         error, heard_s = asyncio.run(story())
@@ -74,7 +74,7 @@ def test_a_node_that_ends_before_it_was_ever_linked_is_asked_after_too(tmp_path,
 
         async def story() -> None:
             inquest, _ = told_of(it.port)
-            await inquest.watch()
+            await asyncio.wait_for(inquest.watch(), PATIENCE_S)
 
         with pytest.raises(StageError, match="its node ended with status 3: node: my last words"):
             asyncio.run(story())
@@ -138,7 +138,7 @@ def test_how_a_node_ended_is_said_in_words(code, tail, cause, monkeypatch):
     async def story() -> None:
         inquest, node_id = told_of(1)
         inquest.link_changed(node_id, up=False)
-        await inquest.watch()
+        await asyncio.wait_for(inquest.watch(), PATIENCE_S)
 
     with pytest.raises(StageError) as caught:
         asyncio.run(story())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.fake_vast import FakeVast
 from tests.rent.vast_lab import client, run
 
+PATIENCE_S = 30.0  # how long a test waits for what must come; the machine may be busy
 SETTINGS = Settings(run_id="5eed0001", lifetime_s=420.0)
 WANTED = Wanted(download_bytes=100_000_000, lifetime_s=420.0)
 
@@ -62,7 +64,9 @@ class Bench:
         return self
 
     async def until(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + PATIENCE_S
         while not condition():
+            assert time.monotonic() < until, self.stream.getvalue()
             assert not self.renting.done() or self.renting.exception() is None, self.renting.exception()
             await asyncio.sleep(0.005)
 
