@@ -50,13 +50,17 @@ class Pacer:
         self._any_free_at = float("-inf")
         self._locks = {route: asyncio.Lock() for route in Route}
 
-    async def turn(self, route: Route) -> None:
-        """Return when a call on this route may leave. Cancelled while waiting: no turn was used up."""
+    async def turn(self, route: Route, *, until: float = float("inf")) -> bool:
+        """Return when a call on this route may leave; False where that would be after `until`, of the pacer's clock.
+        Cancelled while waiting, or too late: no turn was used up."""
         async with self._locks[route]:
             while (wait := max(self._free_at[route], self._any_free_at) - self._clock.now()) > 0:
+                if self._clock.now() + wait > until:
+                    return False
                 await self._clock.sleep(wait)
             self._free_at[route] = self._clock.now() + self._spacing_s[route]
             self._any_free_at = self._clock.now() + min(ANY_ROUTE_SPACING_S, self._spacing_s[route])
+            return True
 
     def hold(self, route: Route, seconds: float) -> None:
         """Nobody's call leaves on this route for so long: the answer to a 429, which is about all of our calls."""

@@ -153,7 +153,7 @@ def test_on_a_terminal_it_asks_before_the_first_create(typed, status, words, tmp
 def test_a_key_typed_on_a_terminal_is_asked_for_and_not_shown(tmp_path):
     with rented(tmp_path, boots=False) as lab:
         said, exit_status = _in_a_terminal(lab, f"{KEY}\n", "ls", "--api-key", "-", at="API key:", key=None)
-    assert exit_status == 0 and "1 of ours" in said and KEY not in said
+    assert exit_status == 0 and "1 of other runs" in said and KEY not in said
 
 
 @pytest.mark.slow
