@@ -34,25 +34,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are 
 QUICK = {"fewer than two offers", "the registry denies the image", "every offer is lost to others", "the key is wrong"}
 
 
-# The deed races with the node's start: seen to come too late in one run of four, and then the cluster converges.
-RACES = {"the cluster never converges"}
-
-
 def marks(row: Row):
-    if row.name in RACES:
-        return [pytest.mark.slow, pytest.mark.xfail(strict=False, reason="the deed may come after the node has joined")]
     return [] if row.name in QUICK else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=marks(row), id=f"{row.source} {row.name}") for row in ROWS])
 def test_what_goes_wrong_is_named_and_nothing_stays_rented(row, tmp_path):
-    try:
-        run_row(row, tmp_path / "one")
-    except AssertionError:
-        if not row.boots:
-            raise
-        # What is done to real containers at a moment of a run depends on this machine: it has a second try.
-        run_row(row, tmp_path / "two")
+    run_row(row, tmp_path)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")

@@ -163,6 +163,12 @@ class Containers:
             self.stop(instance.id)
             raise
 
+    def hold(self, instance_id: int, name: str) -> None:
+        """From now on a "pip" or "node" that starts in there stands still before its first line."""
+        folder = self._folder / str(instance_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"hold-{name}").touch()
+
     def stop(self, instance_id: int) -> None:
         """End the container and all its processes, and free its ports."""
         container = self._running.pop(instance_id)

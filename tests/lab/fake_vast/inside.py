@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.lab.fake_vast import held
 from tests.lab.fake_vast.instances import Instance
 from tests.lab.fake_vast.records import SAME_PORT_FROM, variables
 
@@ -74,6 +75,8 @@ def make_home(folder: Path, python: Python) -> None:
         f"home = {Path(python.exe).parent}\ninclude-system-site-packages = false\nversion = {python.version}\n"
     )
     (site / "underneath.pth").write_text("".join(f"{path}\n" for path in python.paths))
+    (site / "lab_held.py").write_text(Path(held.__file__).read_text())
+    (site / "lab_held.pth").write_text("import lab_held\n")
     for name in ("python", "python3", f"python{python.version}"):
         link = folder / "venv" / "bin" / name
         if not link.is_symlink():
