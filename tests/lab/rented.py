@@ -2,7 +2,7 @@
 
 Time runs `scale` times faster for the service and for the client's waits at it; boots, links and answers take the time
 they take. Without containers nothing ever boots: for what ends before. With them a stage's worker is one that does not
-compute (still_worker), unless a model is given.
+compute (still_worker), and whose pip has nothing to do, unless a model is given.
 
 What is done to a run happens at a moment that cannot pass before it is done: a call that the fake has not answered yet
 (fake.on), a pip or a node that is held at its start (Lab.hold), or a worker at its gate (STILL_FAULT=gate@n).
@@ -196,7 +196,8 @@ def rented(
     if boots:
         still = {} if model else {"PPSMOKE_NODE_WORKER": still_worker.TARGET, "PYTHONPATH": str(ROOT)}
         still |= {"STILL_GATE": str(home / "gate")}
-        containers = Inside(**{"env": {**still, **(worker or {})}, **(inside or {})})
+        idle = {} if model else {"pip": "idle"}
+        containers = Inside(**{**idle, "env": {**still, **(worker or {})}, **(inside or {})})
     epoch = time.time()
     options = {"key": KEY, "start": epoch, "enforce_limits": True, **fake}
     with FakeVast(scale=scale, inside=containers, folder=home / "containers", **options) as service:

@@ -14,6 +14,7 @@ import pty
 import shutil
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -192,9 +193,12 @@ def test_what_cannot_be_meant_is_refused_before_the_network_is_touched(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_does_not_skip_destroying_and_says_what_is_still_open(number, tmp_path):
     again = [
-        Deed(words, lambda lab, run: run.send_signal(number)) for words in ("rent: stage 0: inst", "ending the st")
+        Deed(words, lambda lab, run: run.send_signal(number)) for words in ("rent: stage 0: inst", "ending the stages")
     ]
+    told = threading.Event()  # no end of an instance is answered before the second signal is
+    again.append(Deed("again: still ending", lambda lab, run: told.set()))
     with rented(tmp_path, boots=False) as lab:
+        lab.fake.on("destroy", "arrival", lambda request, instance_id: told.wait(60))
         lab.fake.fault("destroy.429")
         run = lab.start("--vastai", "--json", "--model", lab.model)
         ended = lab.end_of(run, time.monotonic(), again)

@@ -152,7 +152,7 @@ class Containers:
     def start(self, instance: Instance, *, reachable: bool) -> None:
         """Run its start command, its ports mapped first. Raises OSError if it cannot be started."""
         folder = self._folder / str(instance.id)
-        make_home(folder, self._python)
+        make_home(folder, self._python, pip=self._inside.pip)
         address = "127.0.0.1" if self._isolated or sys.platform != "linux" else next(self._inner_addresses)
         container = Container(instance, Gate(self._command), address, folder / "log", reachable)
         self._running[instance.id] = container
