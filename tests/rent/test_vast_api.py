@@ -271,6 +271,37 @@ def test_calls_at_our_spacings_are_never_too_early():
         assert fake.ledger()["too_early"] == {} and api.usage.too_often == 0
 
 
+class LateOnce:
+    """A transport whose first request takes so many seconds to its destination."""
+
+    def __init__(self, fake: FakeVast, late_s: float) -> None:
+        self._fake, self.late_s = fake, late_s
+        self._inner = UrllibTransport(fake.url, ApiKey(KEY))
+
+    def exchange(self, *args, **kwargs):
+        late_s, self.late_s = self.late_s, 0.0
+        self._fake.clock.advance(late_s)
+        return self._inner.exchange(*args, **kwargs)
+
+
+@pytest.mark.parametrize("late_s", [0.4, 0.9, 30.0])
+def test_a_call_that_was_long_on_its_way_is_not_followed_too_soon(late_s):
+    with FakeVast(enforce_limits=True) as fake:
+        transport = LateOnce(fake, late_s)
+        api = VastApi(transport, clock=FakeTime(fake))
+
+        async def two_creates_and_two_reads() -> None:
+            for index in range(2):
+                await api.create_turn()
+                assert isinstance(await api.create(fake.offers[index].ask_id, BODY), Created)
+            transport.late_s = late_s
+            await api.instances()
+            await api.instances()
+
+        run(two_creates_and_two_reads())
+        assert fake.ledger()["too_early"] == {} and api.usage.too_often == 0
+
+
 def test_logs_are_waited_for_and_fetched_without_the_key(fake):
     instance_id = make(fake)
     fake.clock.advance(100)
