@@ -51,8 +51,8 @@ STILL = {"in model load": "hang@load", "mid-decode": "gate@9"}  # what keeps a w
 BOOTED = tuple(EVENTS)[5:]  # a dead-man has heard of its orchestrator by then
 EXITS = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "all at once": -9}
 HEARD = "ending the stages"  # what a run says to a signal
-SILENCE_S = 30.0  # of a dead-man that has heard of its orchestrator; more than a boot's 20 s from one watch to the next
-LIFETIME_S = 8.0  # of one that never has
+SILENCE_S = 30  # of a dead-man that has heard of its orchestrator; more than a boot's 20 s from one watch to the next
+LIFETIME_S = 8  # of one that never has
 CREATE_EXCHANGE_S = 5.0  # for a create without an answer; then a signalled run has 64 of the fake's seconds left
 WITHIN_S, NET_WITHIN_S = 60.0, 150.0
 
@@ -217,10 +217,14 @@ def run_cell(cell: Cell, folder: Path, *, times: Literal["short", "real"] = "sho
         if boots and cell.alone in ("reaper", "next start"):
             lab.fake.fault("machine.no-key", None)
         attack = _Attack(cell, lab)
+        if times == "short":
+            lab.give(PPSMOKE_NODE_SILENCE_S=str(SILENCE_S))
+            if cell.event == "while loading":
+                lab.give(PPSMOKE_NODE_LIFETIME_S=str(LIFETIME_S))
         deeds = _arm(cell, lab, attack)
         began = time.monotonic()
-        arguments = ("--vastai", "--json", "-v", "--model", lab.model)
-        run = lab.start(*arguments, patch=_patch(cell) if times == "short" else {})
+        patch = {"ppsmoke.rent.vast_api.CREATE_EXCHANGE_S": CREATE_EXCHANGE_S} if cell.event == "after intent" else {}
+        run = lab.start("--vastai", "--json", "-v", "--model", lab.model, patch=patch)
         attack.on(run)
         ended = lab.end_of(run, began, deeds)
         if cell.event == "during create" and not attack.created.wait(WITHIN_S):
@@ -230,16 +234,6 @@ def run_cell(cell: Cell, folder: Path, *, times: Literal["short", "real"] = "sho
         ledger = lab.fake.ledger()
         rentals = len(ledger["live"]) + len(ledger["ended"])
         return Outcome(ended.status, seconds, net, rentals, len(ledger["live"]), ledger["decoys_touched"])
-
-
-def _patch(cell: Cell) -> dict[str, float]:
-    """The run's own times, shortened where a cell waits for them."""
-    patch = {"ppsmoke.rent.boot.SILENCE_S": SILENCE_S}
-    if cell.event == "while loading":
-        patch["ppsmoke.vast_run.LIFETIME_SLACK_S"] = LIFETIME_S - 390.0
-    if cell.event == "after intent":
-        patch["ppsmoke.rent.vast_api.CREATE_EXCHANGE_S"] = CREATE_EXCHANGE_S
-    return patch
 
 
 def _net(cell: Cell, lab: Lab) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from tests.lab.jobs import in_order
 from tests.lab.rented import Deed, Ended, Lab, nodes_of, rented, stage_of
 
 FREEZE_S = 4  # instead of a minute and more, where a row waits for one of the run's own limits
-DESTROY_S = 60  # of the fake's time, where a row waits for the end of it
 GATED = {"STILL_FAULT": "gate@9"}  # after token 3 and before the last one, a worker waits for its gate
 SOON = {"ppsmoke.rent.vast_fleet.WATCH_S": 2.0}  # looks at the account, well within the 15 s without a link
 
@@ -131,6 +131,10 @@ def replaced_once(lab: Lab, ended: Ended) -> None:
     assert any(rental["generation"] == 1 for rental in rentals) and any(rental["failure"] for rental in rentals)
 
 
+def names_the_stage_that_was_struck(lab: Lab, ended: Ended) -> None:
+    assert re.match("ppsmoke: ask(, stage 1: its node|: stage-1-of-2: )", ended.message), ended.stderr
+
+
 ANOTHER = ("another host takes its place",)
 NEXT = ("taking the next",)
 FOUND = ("looking for it",)
@@ -150,13 +154,13 @@ ROWS = (
     Row("a worker fails to load", "6.6", 1, ("the model is bad, as asked",), boots=True,
         worker={"STILL_FAULT": "fail@load"}, rentals=2),
     Row("done, but no text", "6.7", 1, ("the answer is empty",), boots=True, worker={"STILL_EOG_AT": "1"}, rentals=2),
-    Row("a node dies in mid-decode", "6.8", 1, ("ask: stage-1-of-2: ",), boots=True, worker=GATED, arguments=("-v",),
-        deeds=(Deed("token  3/", kill_node),), rentals=2),
-    Row("a host dies in mid-decode", "6.8", 1, ("ask: stage-1-of-2: ",), boots=True, worker=GATED, arguments=("-v",),
-        deeds=(Deed("token  3/", strike("offline")),), rentals=2),
+    Row("a node dies in mid-decode", "6.8", 1, boots=True, worker=GATED, arguments=("-v",),
+        deeds=(Deed("token  3/", kill_node),), more=names_the_stage_that_was_struck, rentals=2),
+    Row("a host dies in mid-decode", "6.8", 1, boots=True, worker=GATED, arguments=("-v",),
+        deeds=(Deed("token  3/", strike("offline")),), more=names_the_stage_that_was_struck, rentals=2),
     Row("a destroy never succeeds, and the reaper does it later", "6.9", 1,
         ("NOT CONFIRMED", "reap --all", "vastai destroy instance"), ("destroy.502:always", "machine.manifest-unknown"),
-        left=True, more=clear("destroy.502"), patch={"ppsmoke.rent.vast_fleet.DESTROY_S": DESTROY_S}),
+        left=True, more=clear("destroy.502")),
     Row("offers are lost to others", "1", 0, NEXT, ("create.race-400", "create.race-404", "create.race-410"),
         boots=True, more=reports_two_hosts, rentals=2),
     Row("every offer is lost to others", "1", 1, ("offers could not be had",), ("create.race-410:always",), rentals=0),
