@@ -13,7 +13,7 @@ REPORT_EVERY_S = 10.0
 ALARM_AT = 100  # everyday refusals between two reports: beyond it, it is a flood
 MAX_NAMED = 6  # in one line, the most first
 
-# Whoever is on the internet can cause these, and a scanner that passes by does.
+# Whoever is on the internet can cause these, and a scanner that passes by or a slow network does.
 EVERYDAY: dict[str, str] = {
     "door.wrong-preamble": "connections without this cluster's key",
     "door.other-protocol": "connections of another protocol version",
@@ -23,6 +23,7 @@ EVERYDAY: dict[str, str] = {
     "door.wrong-target": "connections meant for another node",
     "door.handshake-evicted": "handshakes dropped because too many were going on",
     "door.handshake-too-slow": "handshakes that were not over in time",
+    "relay.bad-token": "relay legs with a token that is not, or no longer, good",
     "datagram.too-short": "datagrams that are too short",
     "datagram.wrong-magic": "datagrams of another protocol",
     "datagram.wrong-tag": "datagrams without this cluster's key",
@@ -47,7 +48,6 @@ SERIOUS: dict[str, str] = {
     "link.junk-mailbox": "messages to mailboxes that nobody asked for",
     "link.false-name": "names claimed without the right to them",
     "link.too-many-tokens": "relay tokens beyond the bound",
-    "relay.bad-token": "relay legs with a token that is not, or no longer, good",
     "hole.repeated-probe": "probes that came twice",
     "datagram.too-many-senders": "datagrams of more senders than a cluster can have",
     "gossip.implausible-epoch": "claims of a life that cannot be",
