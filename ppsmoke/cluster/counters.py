@@ -11,6 +11,8 @@ from collections import Counter
 
 REPORT_EVERY_S = 10.0
 ALARM_AT = 100  # everyday refusals between two reports: beyond it, it is a flood
+COPIES = "datagram.replayed"  # a member that does not know our address yet sends to several: these are a flood later
+COPIES_ALARM_AT = 2000
 MAX_NAMED = 6  # in one line, the most first
 
 # Whoever is on the internet can cause these, and a scanner that passes by or a slow network does.
@@ -82,7 +84,9 @@ class Watch:
         self._told = Counter({name: counts[name] for name in REFUSALS})
         if not risen:
             return
-        alarming = sum(risen.values()) >= ALARM_AT or any(name in SERIOUS for name in risen)
+        copies = risen.get(COPIES, 0)
+        flood = copies >= COPIES_ALARM_AT or sum(risen.values()) - copies >= ALARM_AT
+        alarming = flood or any(name in SERIOUS for name in risen)
         most = sorted(risen, key=lambda name: (-risen[name], name))
         parts = [f"{risen[name]:,} {REFUSALS[name]}" for name in most[:MAX_NAMED]]
         if len(most) > MAX_NAMED:
