@@ -29,7 +29,18 @@ from ppsmoke.cluster.session import MAX_MESSAGE_BYTES
 from ppsmoke.cluster.signals import Connect, Token, encode_signal
 from ppsmoke.cluster.swim_packets import Gossip, MemberUpdate, Packet, encode
 from ppsmoke.cluster.swim_state import State
-from tests.lab.cluster import IMPATIENT, endpoint_of, lab, next_event, receive_all, run, until, within
+from tests.lab.cluster import (
+    IMPATIENT,
+    endpoint_of,
+    lab,
+    link_between,
+    next_event,
+    one_link_each_way,
+    receive_all,
+    run,
+    until,
+    within,
+)
 from tests.lab.hidden import hidden
 from tests.lab.honest import AUTHORITY, CLUSTER_KEY, still_welcomes
 from tests.lab.meddler import Meddler
@@ -314,9 +325,10 @@ def test_what_a_new_link_says_acknowledges_nothing_while_a_mailbox_is_full(monke
             sending = asyncio.ensure_future(within(send_all()))
             await until(lambda: box.full)
             for _ in range(5):  # each new link's HELLO says what has come; that must not open the window
-                await until(lambda: one.links() and other.links())
-                one._roster.peers[other.node_id].link.abort()
-                await until(lambda: not one.links() or not other.links())
+                await until(lambda: one_link_each_way(one, other))
+                killed = link_between(one, other)
+                killed.abort()
+                await until(lambda killed=killed: link_between(one, other) not in (None, killed))
             assert await receive_all(other, "box", 100) == messages
             await sending
             assert other.counters()["link.over-window"] == 0
