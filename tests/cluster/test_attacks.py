@@ -338,8 +338,7 @@ def test_what_a_new_link_says_acknowledges_nothing_while_a_mailbox_is_full(monke
 
 @pytest.mark.parametrize("asking", [pytest.param("pings", marks=pytest.mark.slow), "signals"])
 def test_a_peer_that_asks_and_does_not_read_the_answers_loses_its_link(asking, monkeypatch):
-    if asking == "signals":
-        monkeypatch.setattr(link_module, "MAX_UNREAD_BYTES", 160 << 10)  # the same, sooner
+    monkeypatch.setattr(link_module, "MAX_UNREAD_BYTES", 160 << 10)  # the same, sooner
 
     async def scenario():
         async with lab() as cluster:
