@@ -216,10 +216,12 @@ def test_a_stage_speaks_for_itself_alone_and_only_the_last_one_answers():
         f'{{"x": "{"x" * MAX_TOLD}"}}',
         "[]",
         "NaN",
+        '{"prefill_us": 100, "token_us": [100, 20]}',
+        '{"prefill_us": 100, "token_us": [100, 20], "stage_us": [[]]}',
         json.dumps({"blocks": 5, "weight_bytes": "many", "load_s": [], "fingerprint": ["a"], "model": 3}),
         json.dumps({"blocks": [], "weight_bytes": 10**400, "load_s": float("nan"), "device": {}}),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_whatever_a_stage_tells_of_itself_the_reading_goes_on(tale):
     async def story(desk):

@@ -11,9 +11,11 @@ from collections import Counter
 
 REPORT_EVERY_S = 10.0
 ALARM_AT = 100  # everyday refusals between two reports: beyond it, it is a flood
+COPIES = "datagram.replayed"  # a member that does not know our address yet sends to several: these are a flood later
+COPIES_ALARM_AT = 2000
 MAX_NAMED = 6  # in one line, the most first
 
-# Whoever is on the internet can cause these, and a scanner that passes by does.
+# Whoever is on the internet can cause these, and a scanner that passes by or a slow network does.
 EVERYDAY: dict[str, str] = {
     "door.wrong-preamble": "connections without this cluster's key",
     "door.other-protocol": "connections of another protocol version",
@@ -23,6 +25,7 @@ EVERYDAY: dict[str, str] = {
     "door.wrong-target": "connections meant for another node",
     "door.handshake-evicted": "handshakes dropped because too many were going on",
     "door.handshake-too-slow": "handshakes that were not over in time",
+    "relay.bad-token": "relay legs with a token that is not, or no longer, good",
     "datagram.too-short": "datagrams that are too short",
     "datagram.wrong-magic": "datagrams of another protocol",
     "datagram.wrong-tag": "datagrams without this cluster's key",
@@ -47,7 +50,6 @@ SERIOUS: dict[str, str] = {
     "link.junk-mailbox": "messages to mailboxes that nobody asked for",
     "link.false-name": "names claimed without the right to them",
     "link.too-many-tokens": "relay tokens beyond the bound",
-    "relay.bad-token": "relay legs with a token that is not, or no longer, good",
     "hole.repeated-probe": "probes that came twice",
     "datagram.too-many-senders": "datagrams of more senders than a cluster can have",
     "gossip.implausible-epoch": "claims of a life that cannot be",
@@ -82,7 +84,9 @@ class Watch:
         self._told = Counter({name: counts[name] for name in REFUSALS})
         if not risen:
             return
-        alarming = sum(risen.values()) >= ALARM_AT or any(name in SERIOUS for name in risen)
+        copies = risen.get(COPIES, 0)
+        flood = copies >= COPIES_ALARM_AT or sum(risen.values()) - copies >= ALARM_AT
+        alarming = flood or any(name in SERIOUS for name in risen)
         most = sorted(risen, key=lambda name: (-risen[name], name))
         parts = [f"{risen[name]:,} {REFUSALS[name]}" for name in most[:MAX_NAMED]]
         if len(most) > MAX_NAMED:

@@ -90,6 +90,16 @@ class PeerIdentity:
     generation: int
 
     @classmethod
+    def shown(cls, tls: ssl.SSLObject) -> PeerIdentity:
+        """Who is at the other end of a handshake that is over: OpenSSL has verified the chain. Raises LinkError."""
+        der = tls.getpeercert(binary_form=True)
+        if not der:
+            raise LinkError("the peer has shown no certificate", reason="no-certificate")
+        if tls.selected_alpn_protocol() != ALPN:
+            raise LinkError("the peer did not agree on the protocol inside TLS", reason="tls")
+        return cls.read(der)
+
+    @classmethod
     def read(cls, leaf_der: bytes) -> PeerIdentity:
         """Raises LinkError if these bytes are no leaf of ours. Whether the run's CA signed it is TLS's business."""
         names = read_leaf(leaf_der)

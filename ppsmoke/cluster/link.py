@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
-from ppsmoke.cluster.identity import ALPN, PeerIdentity
+from ppsmoke.cluster.identity import PeerIdentity
 from ppsmoke.cluster.link_owner import LinkOwner
 from ppsmoke.cluster.warmth import Warmth
 from ppsmoke.errors import FrameError, LinkError
@@ -156,15 +156,14 @@ class Link(asyncio.Protocol):
             self._transport.close()  # it is gone already; up to 3.10 it warns unless told as well
         self._transport = None
         cause = str(exc or "the connection ended without a BYE")
-        if was_up:
-            # TLS refuses a record that somebody has touched on the way; a missing rest is seen by the missing BYE.
-            self._owner.link_broken(self, "tampered" if isinstance(exc, ssl.SSLError) else "cut")
         if waiting_for_hello and not self.serves:
             # Under TLS 1.3 a client is done before its certificate has been judged: a refusal looks like a hang-up.
             self._refuse(KeyRefused(f"{self.peer_name} refused our key ({cause})"))
         else:
             self._refuse(LinkError(f"{self.peer_name} hung up during the handshake ({cause})", reason="hung-up"))
         if was_up:
+            # TLS refuses a record that somebody has touched on the way; a missing rest is seen by the missing BYE.
+            self._owner.link_broken(self, "tampered" if isinstance(exc, ssl.SSLError) else "cut")
             self._owner.link_down(self, cause, None)
         if not self.closed.done():
             self.closed.set_result(None)
@@ -257,8 +256,7 @@ class Link(asyncio.Protocol):
             self._start_closing()
             return
         if hello.node_id != self.peer_id:
-            text = f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}"
-            raise FrameError(text, reason="wrong-node")
+            raise FrameError(f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}", reason="wrong-node")
         self.hello = hello
         self.state = "ready"
         if not self.serves:
@@ -312,11 +310,10 @@ class Link(asyncio.Protocol):
             self.opened.exception()  # whoever dialled may have given up: then nobody asks, and that is fine
 
     def _give_up_unread(self) -> None:
-        if self.state != "up":
-            self.abort()
-            return
-        self._owner.link_broken(self, "unread")
-        self._give_up(f"{self.peer_name} asks and does not read the answers")
+        if self.state == "up":
+            self._owner.link_broken(self, "unread")
+            self._give_up(f"{self.peer_name} asks and does not read the answers")
+        self.abort()
 
     def _give_up(self, cause: str) -> None:
         """Of a link that was up; without a BYE, which would not be read either."""
@@ -326,15 +323,14 @@ class Link(asyncio.Protocol):
 
     def _break_off(self, error: FrameError) -> None:
         """The peer speaks no language of ours: the stream has lost its place, so nothing more can be read."""
-        was_up = self.state == "up"
+        was_up, cause = self.state == "up", f"{self.peer_name} sent {error.cause}"
         reason = error.reason or "bad-frame"
-        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}", reason=reason))
-        if was_up:
-            self._owner.link_broken(self, reason)
+        self._refuse(LinkError(cause, reason=reason))
         self.write(encode_frame(FrameType.BYE, payload=Bye(ByeReason.BROKEN, error.cause).encode()))
         self._start_closing()
         if was_up:
-            self._owner.link_down(self, f"{self.peer_name} sent {error.cause}", None)
+            self._owner.link_broken(self, reason)
+            self._owner.link_down(self, cause, None)
 
     def _fail(self, error: LinkError) -> None:
         self._refuse(error)
@@ -394,12 +390,7 @@ class Link(asyncio.Protocol):
 
     def _check_certificate(self, tls: ssl.SSLObject) -> None:
         """OpenSSL has verified the chain; here is who it is. A valid certificate of another node is not good enough."""
-        der = tls.getpeercert(binary_form=True)
-        if not der:
-            raise LinkError("the peer has shown no certificate", reason="no-certificate")
-        if tls.selected_alpn_protocol() != ALPN:
-            raise LinkError("the peer did not agree on the protocol inside TLS", reason="tls")
-        identity = PeerIdentity.read(der)
+        identity = PeerIdentity.shown(tls)
         if identity.node_id != self.peer_id:
             text = f"{identity.role} ({identity.node_id}) answered where {self.peer_name} was expected"
             raise LinkError(text, reason="wrong-node")

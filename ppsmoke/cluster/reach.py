@@ -58,7 +58,8 @@ class Reach:
         """By the names of counters.py."""
         relay = self.relay.counts + Counter({"bad-token": self._legs.counts["bad-token"]})
         tokens = Counter({"link.too-many-tokens": self._legs.counts["too-many-tokens"]})
-        return named("relay", relay) + named("hole", self.rendezvous.counts) + tokens
+        doors = named("door", self.rendezvous.door_counts)
+        return named("relay", relay) + named("hole", self.rendezvous.counts) + tokens + doors
 
     async def close(self) -> None:
         self._roster.on_signal = lambda peer, signal: None  # nothing new is begun

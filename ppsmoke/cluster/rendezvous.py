@@ -62,6 +62,11 @@ class Rendezvous:
         if self._second is not None:
             await self._second.close()
 
+    @property
+    def door_counts(self) -> Counter[str]:
+        """What became of sockets at the second port (sockets.py, Listener.counts)."""
+        return self._second.counts if self._second is not None else Counter()
+
     def on_ask(self, asker: Peer, signal: PunchAsk) -> None:
         other = self._roster.peers.get(signal.to)
         reason = self._why_not(asker, other)

@@ -40,15 +40,15 @@ def ready_of(text: str) -> dict[str, Any]:
 
 
 def timings_of(text: str) -> dict[str, Any]:
-    """InferenceResponse's timings_json; {} unless all of it is numbers."""
+    """InferenceResponse's timings_json; {} unless all of it is numbers, and as many steps are in both lists."""
     said = value_of(text)
     if not isinstance(said, dict):
         return {}
     prefill_us, token_us, stage_us = said.get("prefill_us"), said.get("token_us", []), said.get("stage_us", [])
     steps = stage_us if isinstance(stage_us, list) else [None]
-    if not all(_are_numbers(one) for one in (token_us, *steps)) or (
-        prefill_us is not None and number(prefill_us) is None
-    ):
+    if not all(_are_numbers(one) for one in (token_us, *steps)) or len(token_us) != len(steps):
+        return {}
+    if prefill_us is not None and number(prefill_us) is None:
         return {}
     return {"prefill_us": prefill_us, "token_us": token_us, "stage_us": steps}
 

@@ -29,7 +29,18 @@ from ppsmoke.cluster.session import MAX_MESSAGE_BYTES
 from ppsmoke.cluster.signals import Connect, Token, encode_signal
 from ppsmoke.cluster.swim_packets import Gossip, MemberUpdate, Packet, encode
 from ppsmoke.cluster.swim_state import State
-from tests.lab.cluster import IMPATIENT, endpoint_of, lab, next_event, receive_all, run, until, within
+from tests.lab.cluster import (
+    IMPATIENT,
+    endpoint_of,
+    lab,
+    link_between,
+    next_event,
+    one_link_each_way,
+    receive_all,
+    run,
+    until,
+    within,
+)
 from tests.lab.hidden import hidden
 from tests.lab.honest import AUTHORITY, CLUSTER_KEY, still_welcomes
 from tests.lab.meddler import Meddler
@@ -218,12 +229,14 @@ def test_a_member_that_lies_in_gossip_is_not_believed_and_its_truths_are():
             await until(lambda: node.counters()["gossip.implausible-epoch"] >= 3)
             # A name of its own that only stage 0 may own; and one that is its own.
             victim.register("pp-entry", "stage")
-            claims = [NameEntry(name, liar.node_id, 5, 1, 0, b"box") for name in ("pp-entry", "pp-stage-2")]
+            claims = [NameEntry("pp-entry", liar.node_id, 5, 1, 9, b"trap")]
+            claims += [NameEntry("pp-stage-2", liar.node_id, 5, 1, 0, b"box")]
             myself = MemberUpdate(State.ALIVE, liar.node_id, 5, 1)
             peer.write(over_link(Packet(1, False, Gossip(), [myself, *claims])))
             assert await within(node.resolve("pp-stage-2")) == Address(liar.node_id, "box")
+            await until(lambda: len(node._membership.lookup("pp-entry")) == 2)
             assert await within(node.resolve("pp-entry")) == Address(victim.node_id, "stage")
-            assert node.counters()["link.false-name"] <= 1
+            assert node.counters()["link.false-name"] == 1
             await until(lambda: node._membership.state_of(victim.node_id) is State.ALIVE)
             assert node._membership.epoch == node_epoch and {link.role for link in node.links()} >= {victim.role}
             peer.write(over_link(Packet(1, False, Gossip()))[:-6] + b"\x63\0\0\0\0\0")  # a packet of an unknown kind
@@ -312,9 +325,10 @@ def test_what_a_new_link_says_acknowledges_nothing_while_a_mailbox_is_full(monke
             sending = asyncio.ensure_future(within(send_all()))
             await until(lambda: box.full)
             for _ in range(5):  # each new link's HELLO says what has come; that must not open the window
-                await until(lambda: one.links() and other.links())
-                one._roster.peers[other.node_id].link.abort()
-                await until(lambda: not one.links() or not other.links())
+                await until(lambda: one_link_each_way(one, other))
+                killed = link_between(one, other)
+                killed.abort()
+                await until(lambda killed=killed: link_between(one, other) not in (None, killed))
             assert await receive_all(other, "box", 100) == messages
             await sending
             assert other.counters()["link.over-window"] == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppsmoke.cluster.counters import ALARM_AT, EVERYDAY, REFUSALS, SERIOUS, Watch
+from ppsmoke.cluster.counters import ALARM_AT, COPIES, COPIES_ALARM_AT, EVERYDAY, REFUSALS, SERIOUS, Watch
 from tests.lab.attacks import ATTACKS, Attack
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,6 +35,8 @@ def test_nothing_is_said_of_what_is_let_in(caplog):
     [
         ({"door.wrong-preamble": ALARM_AT - 1}, logging.INFO),
         ({"door.wrong-preamble": ALARM_AT}, logging.WARNING),
+        ({COPIES: COPIES_ALARM_AT - 1, "door.evicted": 1}, logging.INFO),
+        ({COPIES: COPIES_ALARM_AT}, logging.WARNING),
         ({"handshake.wrong-node": 1}, logging.WARNING),
     ],
 )

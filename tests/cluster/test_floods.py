@@ -19,6 +19,7 @@ from ppsmoke.cluster.frames import FrameFlags, FrameType, encode_frame
 from ppsmoke.cluster.node import Node
 from ppsmoke.cluster.sockets import MAX_HANDSHAKES, MAX_STRANGERS
 from ppsmoke.waiting import Deadline, running
+from tests.lab import stage_nodes, still_worker
 from tests.lab.attacker import SOURCE
 from tests.lab.cluster import WAIT_S, Lab, endpoint_of, lab, run, until, within
 from tests.lab.honest import CLUSTER_KEY
@@ -29,16 +30,21 @@ MAX_GROWTH_BYTES = 48 << 20  # of this process, in which the attacked node, its 
 REQUESTS = 20  # at least so many while the flood lasts
 
 
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
+def resident_bytes(process: int | str = "self") -> int:
+    with open(f"/proc/{process}/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 @contextmanager
 def attacker(kind: str, node: Node, count: int) -> Iterator[subprocess.Popen[str]]:
-    port = node.udp_port if kind == "datagrams" else node.tcp_port
+    with flood(kind, node.udp_port if kind == "datagrams" else node.tcp_port, count, target=node.node_id) as process:
+        yield process
+
+
+@contextmanager
+def flood(kind: str, port: int, count: int, *, target: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.lab.attacker", kind, str(port), "--count", str(count)]
-    command += ["--key", CLUSTER_KEY.hex(), "--target", node.node_id]
+    command += ["--key", CLUSTER_KEY.hex(), "--target", target]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "begun\n"
@@ -138,6 +144,37 @@ def test_a_backlog_that_is_full_leaves_the_loop_to_others_between_two_accepts():
             await until(lambda: not len(node._listener))
 
     run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs all of 127.0.0.0/8, and /proc")
+def test_a_flooded_stage_process_answers_every_request_rightly_and_says_that_it_is_flooded(tmp_path):
+    """Two real stages around still workers; the first one's ports are under connections and datagrams at once."""
+
+    async def scenario():
+        async with stage_nodes.lab(tmp_path, 2) as stages:
+            await stages.gather()
+            first = stages.stages[0]
+            where, pid = first.listening, first.process.pid
+            before = resident_bytes(pid)
+            answers: dict[str, tuple[int, ...]] = {}
+            with (
+                flood("silent", where["tcp_port"], 800, target=where["node_id"]) as connections,
+                flood("datagrams", where["udp_port"], 10_000, target=where["node_id"]) as datagrams,
+            ):
+                while len(answers) < 5 or None in (connections.poll(), datagrams.poll()):
+                    prompt = f"request {len(answers)}"
+                    await stages.request(prompt, request_id=len(answers) + 1, max_tokens=3)
+                    answers[prompt] = (await stages.outcome()).token_ids
+            grown = resident_bytes(pid) - before
+            await stages.leave()
+            return answers, grown, await first.wait(), first.stderr
+
+    answers, grown, exit_status, said = asyncio.run(scenario())
+    for prompt, token_ids in answers.items():
+        assert token_ids == tuple(still_worker.continuation(still_worker.encode(prompt, raw=True), 3))
+    assert grown < MAX_GROWTH_BYTES and exit_status == 0
+    assert "node | refused: " in said and "connections dropped because too many said nothing" in said
 
 
 @pytest.mark.slow

@@ -44,9 +44,11 @@ def test_a_lying_claimant_is_skipped_however_new_its_claim():
             orchestrator, stage_0, stage_1 = await cluster.trio()
             stage_1.register("pp-entry", "trap", generation=9)
             stage_0.register("pp-entry", "stage")
+            await until(lambda: len(orchestrator._membership.lookup("pp-entry")) == 2, doing="the lie and the truth")
             assert await within(orchestrator.resolve("pp-entry")) == Address(stage_0.node_id, "stage")
             orchestrator.register("pp-exit", "trap", generation=9)  # the orchestrator may own no stage's name either
             stage_1.register("pp-exit", "stage")
+            await until(lambda: len(stage_0._membership.lookup("pp-exit")) == 2, doing="the lie and the truth")
             assert await within(stage_0.resolve("pp-exit")) == Address(stage_1.node_id, "stage")
             assert [node.counters()["link.false-name"] for node in (orchestrator, stage_0)] == [1, 1]
 
