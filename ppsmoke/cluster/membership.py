@@ -6,19 +6,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 import ipaddress
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
 from struct import Struct
 
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.names import NameEntry
 from ppsmoke.cluster.seal import Opener, Sealer, SealError
 from ppsmoke.cluster.swim import Core
 from ppsmoke.cluster.swim_state import Command, Config, EpochRaised, Event, Send, State, Timer, UdpBlocked
 from ppsmoke.cluster.udp_ports import Port, UdpAddress, UdpPorts
-from ppsmoke.cluster.waking import clock_us
 
 LINGER_S = 2.0  # after leaving, pings are still answered this long
 MAX_ADDRESSES = 4  # of one peer that are tried at once; copies of a datagram are refused by its replay window
@@ -66,18 +64,18 @@ class Membership:
         udp_candidates: Callable[[bytes], Sequence[UdpAddress]] = lambda meta: (),
         config: Config | None = None,
         epoch: int | None = None,
-        rng: Random | None = None,
-        clock: Callable[[], int] | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
+        machine = machine or Machine()
+        epoch = machine.epoch_ms() if epoch is None else epoch
         config = config or Config(udp=udp is not None)
         self.node_id = node_id
-        self._clock = clock or clock_us
+        self._clock = machine.boot_us
         self._link_send = link_send
         self._on_event = on_event
         self._udp_candidates = udp_candidates
         self._listen = udp
-        self._core = Core(config, node_id, epoch, rng or Random(), meta=meta)
+        self._core = Core(config, node_id, epoch, machine.random(), meta=meta)
         self._sealer = Sealer(cluster_key, node_id=node_id, epoch=epoch)
         self._opener = Opener(cluster_key, node_id=node_id)
         self._counts: Counter[str] = Counter()
@@ -197,9 +195,19 @@ class Membership:
         return sorted(views, key=lambda view: view.node_id)
 
     @property
+    def datagram_counts(self) -> Counter[str]:
+        """How many datagrams were opened, and how many refused by their seal or dropped, by reason."""
+        return self._counts + self._opener.counts
+
+    @property
+    def gossip_counts(self) -> Counter[str]:
+        """What was said by members and not believed, by reason."""
+        return self._core.counts + Counter({"too-many-names": self._core.names.refused})
+
+    @property
     def counts(self) -> Counter[str]:
-        """How many datagrams were opened, and how many refused or dropped, by reason."""
-        return self._counts + self._opener.counts + self._core.counts
+        """Both together."""
+        return self.datagram_counts + self.gossip_counts
 
     # The driver
 

@@ -57,7 +57,6 @@ class Peer:
         self._last_heard = self._now()
         self._down_cause = "no link yet"
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._acks_held = False
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} {'linked' if self.link else 'not linked'}>"
@@ -118,6 +117,8 @@ class Peer:
         """This link carries the session from now on. The link that it replaces, if any."""
         old, self.link = self.link, link
         self.path_reason = self._why_this_path(old)
+        if self.epoch not in (0, link.hello.epoch):
+            self.upgrades.restarted()
         self.upgrades.linked(link.kind, self._now())
         self.role, self.generation = link.peer.role, link.peer.generation
         self.left = self.last_error = self.refusal = None
@@ -151,10 +152,10 @@ class Peer:
             return f"was {old.kind.name.lower()}"
         return "the first that worked" if self.epoch == 0 else f"after: {self._down_cause}"
 
-    def leg_closed(self, token: bytes, cause: str) -> None:
-        """The relay says how the leg ended whose link we have, or had a moment ago."""
+    def leg_closed(self, token: bytes, relay_id: str, cause: str) -> None:
+        """The relay says how the leg ended whose link we have, or had a moment ago; of others it says nothing."""
         last = self.link or self._last_link
-        if last is not None and last.id == link_id_of(token):
+        if last is not None and last.via == relay_id and last.id == link_id_of(token):
             self._down_cause = cause
             if self.link is not None:
                 self.link.abort()
@@ -221,10 +222,10 @@ class Peer:
 
     def hold_acks(self) -> None:
         """A mailbox is full: acknowledge nothing more, so that the sender's window closes."""
-        self._acks_held = True
+        self.session.acks_held = True
 
     def release_acks(self) -> None:
-        self._acks_held = False
+        self.session.acks_held = False
         self._flush_ack()
 
     def _schedule_ack(self) -> None:
@@ -239,7 +240,7 @@ class Peer:
     def _take_ack(self) -> bytes:
         """An ACK frame's bytes, if one is owed and there is a link to send it on."""
         self._cancel_ack_timer()
-        if self._acks_held or self.link is None:
+        if self.link is None:
             return b""
         received = self.session.take_ack()
         if received is None:

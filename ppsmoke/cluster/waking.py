@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from ppsmoke.cluster.roster import Roster
@@ -21,18 +20,10 @@ REMEMBERED_S = 60.0  # so long a loss may be told to be of the sleep's making
 _log = logging.getLogger("ppsmoke.cluster")
 
 
-def clock_us() -> int:
-    """Microseconds on a clock that goes on while the machine sleeps, so that a suspended laptop notices it."""
-    clock_id = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-    if clock_id is None:
-        return time.monotonic_ns() // 1000
-    return time.clock_gettime_ns(clock_id) // 1000
-
-
 class Waking:
-    """Looks at both clocks once a second, from start() to close()."""
+    """Looks at both clocks once a second, from start() to close(). clock: microseconds, sleep included."""
 
-    def __init__(self, roster: Roster, *, clock: Callable[[], int] = clock_us) -> None:
+    def __init__(self, roster: Roster, *, clock: Callable[[], int]) -> None:
         self._roster = roster
         self._clock = clock
         self._loop = asyncio.get_running_loop()

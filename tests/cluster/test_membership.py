@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.seal import Opener, Sealer
 from ppsmoke.cluster.swim_packets import MAX_PAYLOAD_BYTES, Gossip, MemberUpdate, Packet, decode, encode
@@ -350,18 +351,21 @@ def test_a_port_that_is_taken_is_one_clear_error():
 
 def test_a_machine_that_was_suspended_judges_nobody_by_its_own_sleep():
     async def scene() -> None:
-        offset = 0
+        class Laptop(Machine):
+            slept_us = 0
 
-        def clock() -> int:
-            return int(asyncio.get_running_loop().time() * 1e6) + offset
+            def boot_us(self) -> int:
+                return super().boot_us() + self.slept_us
+
+        laptop = Laptop()
 
         async with AsyncExitStack() as stack:
             made = Cluster()
             for letter in "ab":
-                await made.add(stack, letter, config=Config(), **({"clock": clock} if letter == "a" else {}))
+                await made.add(stack, letter, config=Config(), **({"machine": laptop} if letter == "a" else {}))
             made.link("a", "b")
             await made.until(lambda: all_alive(made), "two members")
-            offset = 3600 * 1_000_000
+            laptop.slept_us = 3600 * 1_000_000
             made.members["a"].note_life(node_id("b"))  # whatever comes first, a frame or a timer
             woke = [event for event in made.events["a"] if type(event).__name__ == "Woke"]
             assert len(woke) == 1 and made.sees("a", "b", State.ALIVE)
