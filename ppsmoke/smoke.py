@@ -13,7 +13,7 @@ from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.events import LinkDown, LinkUp
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import DeadlineExceeded, InputError, SmokeError, StageError
+from ppsmoke.errors import DeadlineExceeded, InputError, LinkLost, SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
@@ -126,7 +126,7 @@ async def stages_up(
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
-            rented(fleet, progress),
+            rented(fleet, progress, node),
         ):
             inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
             async with (
@@ -136,7 +136,7 @@ async def stages_up(
             ):
                 await _rent(settings, node, fleet, specs(settings, model, authority, node), deadline)
                 entry = await _gather(settings, node, fleet, inbox, progress, deadline)
-                async with running(node.guard(list(inbox.stage_nodes)), name="watch over links"):
+                async with running(_watch_links(node, inbox), name="watch over links"):
                     progress.phase("load")
                     loading = deadline.capped(deadline.remaining(), phase="load")
                     await inbox.all_ready(loading, silence_s=LOAD_SILENCE_S)
@@ -150,12 +150,15 @@ async def stages_up(
 
 
 @asynccontextmanager
-async def rented(fleet: Fleet, progress: Progress) -> AsyncIterator[None]:
+async def rented(fleet: Fleet, progress: Progress, node: Node) -> AsyncIterator[None]:
     """Machines for this block alone. A failure takes the stage's last words along; then everything is destroyed."""
     try:
         yield
     except SmokeError as error:
         error.phase = error.phase or progress.current_phase
+        if slept := node.stood_still():
+            error.cause = f"{error.cause}; {slept}"
+            error.hint = error.hint or "keep this machine awake while a run goes on"
         fleet.failing(error)
         error.detail = error.detail or await fleet.logs(error.stage)
         raise
@@ -206,6 +209,15 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await (told if told.done() else lost)
     finally:
         await cancel_and_reap(told, lost)
+
+
+async def _watch_links(node: Node, inbox: Inbox) -> NoReturn:
+    """Raises LinkLost for the first stage that is lost, naming it."""
+    try:
+        return await node.guard(list(inbox.stage_nodes))
+    except LinkLost as error:
+        error.stage = inbox.stage_nodes.get(error.peer)
+        raise
 
 
 async def _pass_on_links(node: Node, fleet: Fleet) -> NoReturn:

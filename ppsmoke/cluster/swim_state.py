@@ -35,7 +35,7 @@ class Config:
     verdict_timeouts: int = 3  # a probe is failing after this many time-outs: room for indirect pings and the link
     doubt: int = 1500 * MILLISECOND  # then it may still be answered this long; counts as a part of the suspicion
     indirect_probes: int = 3  # helpers asked when a direct probe is late
-    suspicion_min: int = 10 * SECOND  # times max(1, log10 n); hosts that load a model freeze for 3 to 12 s
+    suspicion_min: int = 9900 * MILLISECOND  # times max(1, log10 n); hosts that load a model freeze for 3 to 12 s
     suspicion_max_factor: int = 3  # of the minimum, while nobody confirms
     confirmations_max: int = 8  # independent accusers that bring patience down to the minimum
     patience_percent: int = 150  # of everything above, for a member that proved an accusation wrong lately

@@ -33,6 +33,7 @@ PROOF_S = 10.0
 RECORD_S = 5 * second_stage.TICK_S
 RETRY_S, MAX_RETRY_S = 0.2, 2.0
 MAX_RECORD_BYTES = 64 << 10
+MAX_NUMBER = 1e9  # of seconds, tries and exit statuses alike; NaN is not below it either
 SILENCES = 2  # in a row: one alone may be a machine whose processors are all busy
 NO_OUTPUT = "no output"
 MAX_WRONG_PROOFS = 4  # in a row; one alone may be a connection that was cut at the wrong moment
@@ -63,13 +64,17 @@ class BootStatus:
     @classmethod
     def read(cls, text: bytes) -> BootStatus:
         """From a record's JSON. Raises ValueError for what is no record."""
-        said = json.loads(text)
+        try:
+            said = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("a record that is nested without end") from error
         if not isinstance(said, dict):
             raise ValueError("a record that is no object")
 
         def field(name: str, kind: type | tuple[type, ...], default):
             value = said.get(name)
-            return value if isinstance(value, kind) and not isinstance(value, bool) else default
+            fits = isinstance(value, kind) and not isinstance(value, bool)
+            return value if fits and (isinstance(value, str) or abs(value) <= MAX_NUMBER) else default
 
         return cls(
             state=printable(field("state", str, ""))[:20],

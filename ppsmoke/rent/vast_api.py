@@ -176,6 +176,7 @@ class VastApi:
             )
         except NoReply as error:
             return Unclear(str(error)) if error.sent else OfferLost(f"not sent: {error}")
+        self._pacer.answered(Route.CREATE)
         return judge_create(reply)
 
     async def instance(self, instance_id: int, *, within_s: float = CALL_S) -> Instance | None:
@@ -268,6 +269,7 @@ class VastApi:
             attempt += 1
             try:
                 reply = await self._exchange(route, method, target, body, within_s=min(EXCHANGE_S, self._left(until)))
+                self._pacer.answered(route)
                 verdict = judge(reply)
             except NoReply as error:
                 verdict = Unclear(str(error))
