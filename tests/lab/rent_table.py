@@ -145,7 +145,7 @@ def answers_over(path: str) -> Callable[[Lab, Ended], None]:
 
 
 def names_the_stage_that_was_struck(lab: Lab, ended: Ended) -> None:
-    assert re.match("ppsmoke: ask(, stage 1: its node|: stage-1-of-2: )", ended.message), ended.stderr
+    assert re.match("ppsmoke: ask, stage 1: (its node|stage-1-of-2: )", ended.message), ended.stderr
 
 
 ANOTHER = ("another host takes its place",)
