@@ -19,7 +19,7 @@ from ppsmoke.rent.create import Creator
 from ppsmoke.rent.destroy import end_entry, end_run
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.rent.inquest import Inquest
-from ppsmoke.rent.ledger import Entry, Journal
+from ppsmoke.rent.ledger import Entry, Journal, LedgerError
 from ppsmoke.rent.market import Market
 from ppsmoke.rent.outcome import Ended
 from ppsmoke.rent.pacer import SPACING_S, Route
@@ -236,7 +236,10 @@ class VastFleet:
         for label in self._creator.strays if self._creator is not None else ():
             entry = self._journal.entries[label]
             if entry.instance_id is None and label in ids:
-                self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                try:
+                    self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                except LedgerError as error:
+                    self._progress.say(error.cause, stage=entry.stage)  # remembered all the same
                 entry = self._journal.entries[label]
             if entry.open and entry.instance_id is not None and entry.instance_id not in self._giving_up:
                 self._progress.say(f"instance {entry.instance_id} belongs to no stage; ending it", stage=entry.stage)
