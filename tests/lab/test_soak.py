@@ -66,7 +66,8 @@ def test_each_claim_can_fail_and_what_a_fault_explains_breaks_none(seen, complai
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab runs")
 def test_a_cluster_under_faults_answers_or_says_why_not_and_loses_nothing():
-    command = [sys.executable, "-m", "tests.lab.soak", "--nodes", "4", "--minutes", "0.33", "--seed", "1"]
+    options = ["--nodes", "4", "--minutes", "0.33", "--seed", "1", "--worker", "still"]
+    command = [sys.executable, "-m", "tests.lab.soak", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 wrong, " in done.stdout and " 0 lost; " in done.stdout

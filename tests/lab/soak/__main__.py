@@ -1,4 +1,4 @@
-"""`python -m tests.lab.soak [--nodes 8] [--minutes 10] [--seed 0] [--worker still|tiny]`: a cluster under faults.
+"""`python -m tests.lab.soak [--nodes 8] [--minutes 10] [--seed 0] [--worker tiny|still]`: a cluster under faults.
 
 Home, a relay and stages stand in the NAT lab (root, Linux). A request after the other runs through all stages, while
 faults come and go by the seed: edges cut, cables unplugged, loss and delay, frozen, killed and restarted nodes, UDP
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=8, help="home and the relay among them (default 8)")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0, help="of faults, prompts and what the lab draws")
-    parser.add_argument("--worker", choices=("still", "tiny"), default="still", help="what the stages compute")
+    parser.add_argument("--worker", choices=("still", "tiny"), default="tiny", help="what the stages run (tiny)")
     options = parser.parse_args()
     num_stages = options.nodes - 2
     if not 1 <= num_stages <= len(STANDS):
