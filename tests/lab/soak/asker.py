@@ -54,7 +54,8 @@ RESOLVE_BUDGET_S = 60.0
 READY_BUDGET_S = 180.0  # of a stage's new life; the first one compiles
 REQUEST_BUDGET_S = 60.0  # by then there is an answer, or a cause
 MAX_TOKENS = 8
-PAUSE_S = 0.05  # between requests
+PAUSE_S = 0.05  # after an answer
+PAUSE_AFTER_FAILURE_S = 2.0  # what has just been found out of reach is not asked again at once
 GIVE_UP_S = 1.0  # to say that a request is given up
 LETTERS = "abcdefghijklmnopqrstuvwxyz  "
 TINY_PROMPTS = ("hello", "chat", "unicode")  # ids in tests/data/tiny.json
@@ -115,8 +116,9 @@ class Asker:
             await self._all_ready()
             if ended.is_set():
                 return
-            say(request=asdict(await self._ask(number, *draw_request(draw, self._task.worker))))
-            await asyncio.sleep(PAUSE_S)
+            outcome = await self._ask(number, *draw_request(draw, self._task.worker))
+            say(request=asdict(outcome))
+            await asyncio.sleep(PAUSE_S if outcome.verdict == "right" else PAUSE_AFTER_FAILURE_S)
 
     async def read_mail(self) -> NoReturn:
         mailbox = self._node.mailbox(ORCHESTRATOR_MAILBOX)

@@ -13,11 +13,11 @@ from typing import Literal
 
 Kind = Literal["part", "unplug", "weather", "freeze", "kill", "no-udp", "relay-down", "router-restart"]
 
-# The shortest and the longest of each, in seconds. A part may outlast a link's silence (15 s), not that and the grace
-# after it; hosts that load a model freeze for 3 to 12 s (facts/network.md, section 5).
+# The shortest and the longest of each, in seconds. A link is down after 15 s of silence and a peer lost 15 s later, and
+# some cuts last longer than that. Hosts that load a model freeze for 3 to 12 s (facts/network.md, section 5).
 LASTS_S: dict[Kind, tuple[float, float]] = {
-    "part": (3.0, 25.0),  # nothing passes between two sites
-    "unplug": (2.0, 20.0),  # nothing passes a site's cable
+    "part": (3.0, 40.0),  # nothing passes between two sites
+    "unplug": (2.0, 40.0),  # nothing passes a site's cable
     "weather": (8.0, 25.0),  # loss, delay, jitter, reordering and doubling on a site's cable
     "freeze": (3.0, 12.0),  # SIGSTOP to a node's process
     "kill": (1.0, 4.0),  # SIGKILL, and started again after this; the fault lasts until it is ready again
