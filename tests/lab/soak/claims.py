@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -57,7 +58,9 @@ def report(record: Record) -> Iterator[str]:
     for name, some in (("in calm", calm), ("all", record.requests)):
         if times := [request.ended_s - request.asked_s for request in some if request.verdict == "right"]:
             yield f"time to an answer, {name}: p50 {statistics.median(times):.2f} s, longest {max(times):.1f} s"
-    causes = Counter(request.cause for request in record.requests if request.verdict == "failed")
+    # The first words, without their seconds: the rest says which ways were tried meanwhile.
+    heads = (re.sub(r" for \d+ s", "", r.cause.partition(" (")[0]) for r in record.requests if r.verdict == "failed")
+    causes = Counter(heads)
     for cause, count in causes.most_common():
         yield f"  {count} failed: {cause}"
     yield f"{'memory of a node, MB':22} {'start':>7} {'end':>7}  lives"
