@@ -14,12 +14,13 @@ from typing import Any
 
 from tests.lab.nat_lab.cable import Conditions
 from tests.lab.nat_lab.lab import NatLab
+from tests.lab.nat_lab.process import NodeProcess
 from tests.lab.soak.asker import READY_BUDGET_S, REQUEST_BUDGET_S, Outcome, Task
 from tests.lab.soak.nodes import DELAY_MS, HOME, RELAY, Nodes
 from tests.lab.soak.plan import Fault
 
 READY_AGAIN_S = 60.0  # of a stage that was killed and started again
-SETTLE_S = 5.0  # from the first answer on, before memory is measured
+SETTLE_S = 5.0  # of requests, before memory is measured for the first time
 LOOK_EVERY_S = 0.05
 
 Say = Callable[[str], None]
@@ -54,6 +55,7 @@ class Soak:
         self._first_mb: dict[str, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._asker: NodeProcess
         self._reader = threading.Thread(target=self._read, name="asker", daemon=True)
         self._began_s = 0.0
 
