@@ -93,7 +93,16 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(name, content, named, tm
     assert len(said.error_lines) <= 3
 
 
-@pytest.mark.parametrize("reference", ["no/such/file.gguf", "smollm3:1b", "ftp://host/x.gguf", "http://host/x.gguf"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "no/such/file.gguf",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("smollm3:1b", "ftp://host/x.gguf", "http://host/x.gguf")
+        ),
+    ],
+)
 def test_a_model_that_is_no_path_name_or_url_is_refused_before_anything_starts(reference, tmp_path):
     said = ppsmoke("--model", reference, home=tmp_path)
     assert said.status == 1 and "hint:" in said.error_lines[1] and "rent" not in said.stderr

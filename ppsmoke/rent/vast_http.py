@@ -129,7 +129,8 @@ class UrllibTransport:
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 return Reply(response.status, body, headers)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if call.late:
+            # Under load urllib's own timeout may come before the timer's thread has run.
+            if call.late or isinstance(getattr(error, "reason", error), TimeoutError):
                 raise NoReply(f"no complete answer within {within_s:g} s", sent=call.connected) from None
             raise NoReply(_reason(error), sent=call.connected) from None
 

@@ -159,7 +159,9 @@ def test_when_both_dial_at_once_both_keep_the_same_link(round_):
     run(scenario())
 
 
-@pytest.mark.parametrize("killer", ["dialler", "acceptor", "both"])
+@pytest.mark.parametrize(
+    "killer", ["dialler", *(pytest.param(side, marks=pytest.mark.slow) for side in ("acceptor", "both"))]
+)
 def test_links_killed_under_a_running_exchange_lose_and_repeat_nothing(killer):
     async def scenario():
         async with lab(timing=IMPATIENT) as cluster:
@@ -257,6 +259,7 @@ def test_a_peer_that_acknowledges_nothing_stops_the_sender_at_the_window():
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_full_mailbox_stops_its_senders_until_it_is_read(monkeypatch):
     monkeypatch.setattr(mailbox_module, "MAILBOX_BYTES", 200_000)
 
@@ -335,6 +338,7 @@ def test_guarding_tells_of_a_peer_that_left():
     run(scenario())
 
 
+@pytest.mark.slow
 def test_swims_death_counts_only_when_the_link_is_as_silent():
     hasty = Config(udp=False, probe_period=20_000, timeout_min=10_000, timeout_max=20_000, suspicion_min=50_000)
 
@@ -352,6 +356,7 @@ def test_swims_death_counts_only_when_the_link_is_as_silent():
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "cause"), [(signal.SIGKILL, "Connection refused"), (signal.SIGSTOP, "no handshake|no byte")]
 )
@@ -371,6 +376,7 @@ def test_guarding_tells_of_a_process_that_was_killed_or_frozen(number, cause):
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_frozen_process_that_thaws_goes_on_where_it_stopped():
     async def scenario():
         async with lab(timing=IMPATIENT) as cluster:

@@ -126,6 +126,7 @@ def test_when_the_relay_breaks_the_legs_off_new_ones_are_had():
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_while_relaying_is_replaced_by_another():
     async def scenario():
         async with lab(timing=IMPATIENT) as cluster:
@@ -148,6 +149,7 @@ def test_a_relay_that_is_killed_while_relaying_is_replaced_by_another():
     run(scenario())
 
 
+@pytest.mark.slow
 def test_without_another_relay_the_loss_names_the_one_that_is_gone():
     async def scenario():
         async with lab(timing=IMPATIENT, link_grace_s=0.5) as cluster:

@@ -182,7 +182,7 @@ def test_every_process_of_a_container_ends_with_it_strays_too(isolation, how, tm
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_by_hand_everything_that_the_fake_started_ends_when_it_ends(isolation, how, tmp_path):
     argv = [sys.executable, "-m", "tests.lab.fake_vast", "--key", "K", "--time-scale", "50", "--isolation", isolation]
     fake = subprocess.Popen([*argv, "--folder", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -211,6 +211,7 @@ def _json(url: str, method: str, path: str, body: Any = None) -> Any:
         return json.load(reply)
 
 
+@pytest.mark.slow
 def test_by_hand_faults_can_be_listed_and_a_wrong_one_is_refused():
     argv = [sys.executable, "-m", "tests.lab.fake_vast"]
     listing = subprocess.run([*argv, "--list-faults"], cwd=ROOT, capture_output=True, text=True, timeout=30)
@@ -220,6 +221,7 @@ def test_by_hand_faults_can_be_listed_and_a_wrong_one_is_refused():
     assert (wrong.returncode, "no.such" in wrong.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_running_but_refusing_is_refused_and_filtered_datagrams_are_lost(tmp_path):
     with FakeVast(inside=Inside(), folder=tmp_path) as fake:
         fake.fault("machine.refusing")
@@ -232,6 +234,7 @@ def test_running_but_refusing_is_refused_and_filtered_datagrams_are_lost(tmp_pat
             ask_udp(host, udp, within_s=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NAMESPACES, reason="neither root nor user namespaces")
 def test_a_host_without_hairpin_is_not_reached_by_its_peers_and_a_lost_one_by_nobody(tmp_path):
     with FakeVast(inside=Inside(), folder=tmp_path) as fake:

@@ -29,6 +29,7 @@ def measured():
     return selftest.measure(NAT_TYPES)
 
 
+@pytest.mark.slow
 @needs_lab
 @pytest.mark.parametrize("nat", NAT_TYPES)
 def test_a_router_behaves_as_its_type_says(measured, nat):
@@ -57,6 +58,7 @@ def send(lab, a, b, text="hello"):
     a.send("s", (lab.host(b.name).public, 7000), text)
 
 
+@pytest.mark.slow
 @needs_lab
 def test_a_delay_is_what_a_packet_takes_in_both_directions():
     with two_hosts() as (lab, a, b):
@@ -108,6 +110,7 @@ def test_one_direction_can_be_cut_alone():
         assert b.receive("s", 0.0) is None
 
 
+@pytest.mark.slow
 @needs_lab
 def test_two_sites_can_be_parted_while_both_hear_a_third():
     with NatLab(sites_from({"a": "open", "b": "open", "c": "open"})) as lab:

@@ -157,6 +157,7 @@ def test_stray_prints_and_a_flood_on_stderr_harm_nothing(capfd):
     assert len(tail) <= 16 << 10
 
 
+@pytest.mark.slow
 def test_five_megabytes_come_back_in_one_line():
     async def scenario():
         async with bridge_to() as bridge:
@@ -217,6 +218,7 @@ def end_host(host: subprocess.Popen) -> str:
     return err
 
 
+@pytest.mark.slow
 def test_a_busy_worker_and_its_children_end_when_the_node_is_killed(tmp_path):
     pids = tmp_path / "pids"
     host, seen = start_host(
@@ -244,6 +246,7 @@ def test_an_idle_worker_and_its_children_end_when_the_node_is_killed(tmp_path):
     host.communicate(timeout=10)
 
 
+@pytest.mark.slow
 def test_a_terminals_interrupt_does_not_reach_the_worker_not_even_while_it_starts():
     host, seen = start_host([sys.executable, "-m", "tests.lab.bridge_host"])
     os.killpg(host.pid, signal.SIGINT)  # within the worker's first 100 ms
@@ -255,6 +258,7 @@ def test_a_terminals_interrupt_does_not_reach_the_worker_not_even_while_it_start
     assert host.returncode == 0 and not is_alive(seen["worker"])
 
 
+@pytest.mark.slow
 def test_a_worker_starts_from_a_zipapp_in_another_folder(tmp_path):
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as zipped:

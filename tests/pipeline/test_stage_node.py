@@ -83,6 +83,7 @@ def test_a_killed_worker_is_reported_with_its_stderr_and_its_node_ends_with_stat
     assert "node | ask, stage 1: the worker was killed by signal 9 (SIGKILL)" in stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_load_is_reported_in_the_load_phase(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="fail@load") as lab:
@@ -119,6 +120,7 @@ def check_lacking(tmp_path, cause):
     assert failed.hint and cause in stderr and "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_the_nodes_worker_ends_when_the_node_is_killed(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, STILL_FAULT="child@1,hang@1") as lab:
@@ -135,6 +137,7 @@ def test_the_nodes_worker_ends_when_the_node_is_killed(tmp_path):
     assert count == 2 and seconds < 3.5
 
 
+@pytest.mark.slow
 def test_a_node_whose_lifetime_has_passed_ends(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, PPSMOKE_NODE_LIFETIME_S="0.5") as lab:
@@ -144,6 +147,7 @@ def test_a_node_whose_lifetime_has_passed_ends(tmp_path):
     assert status == 1 and stderr == "node | its lifetime of 0.5 s has passed\n"
 
 
+@pytest.mark.slow
 def test_a_node_ends_with_its_orchestrator(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 1, PPSMOKE_NODE_LIFELINE="") as lab:
@@ -155,6 +159,7 @@ def test_a_node_ends_with_its_orchestrator(tmp_path):
     assert asyncio.run(scenario()) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_heartbeat_is_touched_while_there_is_a_link_to_the_orchestrator_and_not_before(tmp_path):
     heartbeat = tmp_path / "heartbeat"
     heartbeat.touch()

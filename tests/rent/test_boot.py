@@ -73,6 +73,7 @@ def test_the_code_arrives_while_pip_runs_then_the_node_runs_beside_the_dead_man(
         assert (it.home / "heartbeat").exists()  # the push was contact
 
 
+@pytest.mark.slow
 def test_the_nodes_end_is_told_and_the_same_push_starts_it_again(tmp_path):
     with container(tmp_path) as it:
         push_to(it)
@@ -87,6 +88,7 @@ def test_the_nodes_end_is_told_and_the_same_push_starts_it_again(tmp_path):
         assert it.node()["pid"] != first["pid"]
 
 
+@pytest.mark.slow
 def test_a_killed_node_leaves_the_dead_man_alive_and_at_work(tmp_path):
     with Api(GONE) as api, container(tmp_path, VAST_URL=api.url, PPSMOKE_NODE_SILENCE_S="3") as it:
         push_to(it)
@@ -122,6 +124,7 @@ def test_a_node_that_hears_the_orchestrator_keeps_the_machine(tmp_path):
         assert it.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_nobody_ever_came_and_the_lifetime_ends_the_machine_while_pip_hangs(tmp_path):
     with Api(TAKEN, GONE) as api:
         with container(tmp_path, VAST_URL=api.url, PPSMOKE_NODE_LIFETIME_S="0.5", FAKE_PIP_S="99") as it:
@@ -130,6 +133,7 @@ def test_nobody_ever_came_and_the_lifetime_ends_the_machine_while_pip_hangs(tmp_
             assert len(api.calls) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_dead_man_is_noticed_replaced_and_told_and_its_lifetime_is_not_renewed(tmp_path):
     with container(tmp_path) as it:
         it.says("armed:")
@@ -172,6 +176,7 @@ def test_sigterm_ends_everything(tmp_path):
         it.all_gone()
 
 
+@pytest.mark.slow
 def test_pip_that_fails_three_times_is_the_pushs_error_with_its_words(tmp_path):
     with container(tmp_path, FAKE_PIP="fails") as it:
         with pytest.raises(BootFailed) as failed:
@@ -441,6 +446,7 @@ def test_wrong_secrets_on_either_side_are_named_after_a_few_tries(tmp_path):
         assert failed.value.kind == "proof" and failed.value.stage == 1
 
 
+@pytest.mark.slow
 def test_a_boot_of_which_nothing_is_there_is_an_error_that_says_what_was_seen(tmp_path):
     it = Container(tmp_path)  # never started
     with pytest.raises(DeadlineExceeded, match=r"bringing the code to 127.0.0.1:\d+ \(.*refused.*; \d+ attempts\)"):

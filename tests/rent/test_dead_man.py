@@ -188,6 +188,7 @@ def test_without_its_key_it_says_so_at_once_and_asks_nobody(tmp_path, missing):
     assert api.calls == []
 
 
+@pytest.mark.slow
 def test_an_api_that_never_answers_is_asked_again(tmp_path):
     source = boot.program_source("dead_man").replace("EXCHANGE_S = 30", "EXCHANGE_S = 1")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -200,6 +201,7 @@ def test_an_api_that_never_answers_is_asked_again(tmp_path):
             second.close()
 
 
+@pytest.mark.slow
 def test_a_stdout_that_nobody_holds_does_not_end_it(tmp_path):
     with Api(TAKEN, GONE) as api, running_dead_man(tmp_path, api.url, PPSMOKE_NODE_LIFETIME_S="0.2") as it:
         it.stdout.close()

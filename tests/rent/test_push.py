@@ -192,6 +192,7 @@ def test_a_watcher_comes_again_when_the_boot_ends_a_long_watch():
     assert report.confirmed and connections == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
 def test_a_port_that_changed_hands_after_the_payload_means_that_the_node_is_there():
     report, _ = pushed_to(silent_after_the_payload, silent)
@@ -282,12 +283,14 @@ def test_what_failed_in_the_container_is_the_error(fields, words):
     assert str(error) == words and error.detail == fields["tail"] and connections == 1
 
 
+@pytest.mark.slow
 def test_a_deadline_says_what_was_seen_last_and_how_often_it_was_tried():
     error, connections = pushed_to(talks_http, within_s=0.5)
     assert isinstance(error, DeadlineExceeded) and error.phase == "boot" and error.stage == 0
     assert f"something else answers on this port; {connections} attempts): 0.5 s spent" in str(error)
 
 
+@pytest.mark.slow
 def test_a_deadline_that_passes_while_pip_runs_says_so_in_pips_words():
     async def slow(peer):
         await peer.greet()

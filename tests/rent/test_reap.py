@@ -254,7 +254,7 @@ MOMENTS = {
     "after destroy, before its reply": ("destroy", "after"),
     "while it is being seen gone": ("show", "after"),
 }
-QUICK = {("after create, before its reply", "with"), ("during create", "without"), ("before destroy", "without")}
+QUICK = {("after create, before its reply", "with"), ("during create", "without")}
 
 
 @pytest.mark.parametrize(("moment", "net"), [
@@ -282,6 +282,7 @@ def test_a_run_killed_at_any_moment_leaves_nothing_rented(monkeypatch, tmp_path,
         wait_until(lambda: not list((tmp_path / "journal").iterdir()), "the journal and the reaper's log are gone")
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_well_dismisses_its_reaper_which_has_seen_no_key(monkeypatch, tmp_path):
     with fast_world(monkeypatch) as fake:
         seen: dict[str, bytes] = {}
@@ -329,6 +330,7 @@ def test_a_reaper_that_does_not_start_means_rent_nothing(tmp_path, monkeypatch):
         Reaper.start(journal, key=ApiKey(KEY), url="http://127.0.0.1:1", account="lab/1")
 
 
+@pytest.mark.slow
 def test_a_reaper_that_keeps_failing_tries_on_and_leaves_the_rest_to_the_next_start(fake, tmp_path):
     dead = Run(fake, tmp_path, run_id=DEAD, instances=1)
     die(dead)

@@ -86,6 +86,7 @@ def test_the_list_is_all_pages(extra):
         assert len(run(client(fake).instances()).instances) == extra
 
 
+@pytest.mark.slow
 def test_a_list_that_stumbles_once_is_still_complete(monkeypatch):
     faults = (
         "empty-page moving 429 502 cut-after reset null empty html huge drip 429-json 429-header 429-detail 500 503"
@@ -346,6 +347,7 @@ def test_a_quota_hit_on_the_second_page_keeps_the_first(fake):
     assert len(run(client(fake).search({}))) == 64
 
 
+@pytest.mark.slow
 def test_calls_at_our_spacings_are_never_too_early():
     with FakeVast(enforce_limits=True) as fake:
         api = client(fake)

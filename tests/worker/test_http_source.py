@@ -240,6 +240,7 @@ def test_a_cache_entry_with_a_damaged_file_is_begun_anew(server, broken):
     assert opened(server).read(0, SIZE) == REMOTE
 
 
+@pytest.mark.slow
 def test_processes_that_read_the_same_file_at_once_fetch_each_segment_once(server):
     script = (
         "import sys\nfrom ppsmoke.worker.fetch import open_model\n"

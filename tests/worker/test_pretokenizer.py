@@ -109,6 +109,7 @@ def test_every_character_is_split_as_by_the_pattern(pre):
         assert list(split(text)) == reference(pre, text), hex(start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", CASES)
 @pytest.mark.parametrize("unit", [" ", "a", "'", "\n \n", " \n", "1", "a ", "'s", "🙂"])
 def test_a_long_text_is_split_in_linear_time(pre, unit):

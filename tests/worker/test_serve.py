@@ -171,6 +171,7 @@ def test_a_wrong_request_is_answered_with_its_kind_and_the_worker_lives_on(stage
     assert status == 0 and answer["request_id"] == 99 and "error" not in answer
 
 
+@pytest.mark.slow
 def test_a_worker_alone_embeds_and_samples_and_says_when_its_context_is_full():
     chunks = [HELLO.ids[:5], HELLO.ids[5:]]
     full = [{"op": "embed_and_sample", "tokens": [1] * 32, "position": 32 * n, "sample": False} for n in range(14)]

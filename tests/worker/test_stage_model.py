@@ -79,6 +79,7 @@ def test_a_prompt_in_chunks_is_the_prompt_token_by_token(chain, length):
     assert abs(one_by_one - chain.logits()).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_model_without_rope_freqs_answers_otherwise_after_some_hundred_tokens(chain):
     """The long prompt would catch it if the tensor were not applied, in any stage."""
     source = FileSource(DATA / TINY)
