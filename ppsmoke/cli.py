@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppsmoke import __version__, models, smoke, vast_cli, vast_run
@@ -22,9 +22,10 @@ from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, U
 from ppsmoke.package import built_from, write_zipapp
 from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.loopback import LoopbackFleet
-from ppsmoke.report.progress import NORMAL, QUIET, VERBOSE, Progress, open_log, state_dir
+from ppsmoke.report.progress import NORMAL, QUIET, VERBOSE, Progress, open_log
 from ppsmoke.report.summary import RunRecord
-from ppsmoke.settings import LOOPBACK_MODEL, RENTED_MODEL, WIRE_DTYPES, RentSettings, Settings
+from ppsmoke.settings import LOOPBACK_MODEL, RENTED_MODEL, WIRE_DTYPES, RentSettings, Settings, state_dir
+from ppsmoke.standard_streams import keep_standard_streams_open
 from ppsmoke.worker import cache  # files only: loads neither numpy nor tinygrad
 
 MAX_PROMPT_BYTES = 4 << 20  # thirty times the longest context
@@ -48,7 +49,7 @@ exit status: 0 answered and everything ended; 1 failed; 2 usage; 130, 143, 129 i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    _keep_standard_streams_open()
+    keep_standard_streams_open()
     arguments = _parser().parse_args(argv)
     try:
         status = arguments.command(arguments)
@@ -147,7 +148,10 @@ def _run(arguments: argparse.Namespace) -> int:
         vast_run.check(settings)
         key = vast_cli.find(arguments.api_key)
         if rent.dry_run:
-            return _print_answer(asyncio.run(vast_run.dry_run(settings, rent, key)), 0)
+            text, refusal = asyncio.run(vast_run.dry_run(settings, rent, key, _say_of(settings)))
+            if refusal is not None:
+                _print_error(refusal, verbose=False)
+            return _print_answer(text, 0 if refusal is None else refusal.exit_status)
     record = RunRecord(run_id=settings.run_id, model_name=settings.model, num_stages=settings.num_stages)
     log = open_log(state_dir() / "logs", settings.run_id)
     progress = Progress(record, verbosity=settings.verbosity, log=log)
@@ -159,6 +163,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if settings.as_json:
         status = _print_answer(json.dumps(record.to_json(), ensure_ascii=False), status)
     return status
+
+
+def _say_of(settings: Settings) -> Callable[[str], None]:
+    """For a line about what takes time, where there is no run."""
+    return vast_cli.to_stderr if settings.verbosity >= NORMAL else lambda text: None
 
 
 class _ToProgress(logging.Handler):
@@ -340,14 +349,3 @@ def _last_words(detail: str) -> list[str]:
     """The last lines of what a child printed, without the frames of a traceback, which only -v shows."""
     said = [line for line in detail.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
     return [line[:300] for line in said[-LAST_WORDS:]]
-
-
-def _keep_standard_streams_open() -> None:
-    """A process started without fd 0, 1 or 2 would give these numbers to sockets, which its children then inherit."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:  # the lowest free number is this one; what is written to stdout must be seen to fail
-            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_RDWR)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115

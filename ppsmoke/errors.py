@@ -67,7 +67,12 @@ class DeadlineExceeded(SmokeError):
 
 
 class FrameError(SmokeError):
-    """Bytes from a peer that are no frame of our protocol. The link that brought them is closed."""
+    """Bytes from a peer that are none of our protocol. The link that brought them is closed. reason: a word for the
+    counters."""
+
+    def __init__(self, cause: str, *, reason: str = "", **kwargs: Any) -> None:
+        super().__init__(cause, **kwargs)
+        self.reason = reason
 
 
 class MessageError(SmokeError):
@@ -75,11 +80,20 @@ class MessageError(SmokeError):
 
 
 class LinkError(SmokeError):
-    """A link that could not be made or was refused (wrong key, other version, other model)."""
+    """A link that could not be made or was refused (wrong key, other version, other model). reason: a word for the
+    counters."""
+
+    def __init__(self, cause: str, *, reason: str = "", **kwargs: Any) -> None:
+        super().__init__(cause, **kwargs)
+        self.reason = reason
 
 
 class LinkLost(SmokeError):
-    """A peer that is needed has been out of reach for longer than a run can bear."""
+    """A peer that is needed has been out of reach for longer than a run can bear. peer: its node id, "" if unknown."""
+
+    def __init__(self, cause: str, *, peer: str = "", **more: Any) -> None:
+        super().__init__(cause, **more)
+        self.peer = peer
 
 
 class StageError(SmokeError):
@@ -118,3 +132,8 @@ class Interrupted(SmokeError):
 def printable(text: str) -> str:
     """Text of a server, a host or a model without what could move a terminal's cursor."""
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
+def one_line(text: str) -> str:
+    """The same, where one line is meant: nobody else's words can look like a line of ours."""
+    return printable(text).replace("\n", "?").replace("\t", " ")

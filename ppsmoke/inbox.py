@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -11,11 +10,13 @@ from typing import Any, NoReturn
 from ppsmoke.cluster.mailbox import Mailbox
 from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, MessageError, StageError
-from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, decode
+from ppsmoke.pipeline.messages import InferenceResponse, Message, StageFailed, StageStatus, decode
 from ppsmoke.pipeline.names import stage_role
 from ppsmoke.report.progress import Progress
+from ppsmoke.report.told import link_json, links_of, ready_of
 from ppsmoke.waiting import Deadline
 
+MAX_REFUSED_TOLD = 5  # a stage that lies may do so a thousand times a second
 OWN_LAG_S = 2.0  # a wait that takes so much longer than asked: we were stopped, not they
 
 
@@ -26,6 +27,7 @@ class Inbox:
         self.stage_nodes: dict[str, int] = {}
         self._done: dict[int, tuple[bool, int]] = {}  # of the present request: (past its prefill, how many)
         self._links: dict[int, list[dict[str, Any]]] = {}
+        self.refused = 0  # messages that do not decode, or were not their sender's to say
         self._mailbox = mailbox
         self._progress = progress
         self._num_stages = num_stages
@@ -42,11 +44,30 @@ class Inbox:
         while True:
             delivery = await self._mailbox.receive()
             try:
-                self._take(decode(delivery.payload), delivery.sender_role)
+                message = decode(delivery.payload)
             except MessageError as error:
-                self._progress.say(f"ignored a message from {delivery.sender_role}: {error}")
+                self._refuse(f"a message from {delivery.sender_role}: {error}")
+                continue
+            if self._may_say(delivery.sender_role, message):
+                self._take(message, delivery.sender_role)
+            else:
+                self._refuse(f"{_what(message)} from {delivery.sender_role}, which is another's to say")
 
-    def _take(self, message: Any, sender_role: str) -> None:
+    def _refuse(self, what: str) -> None:
+        self.refused += 1
+        if self.refused <= MAX_REFUSED_TOLD:
+            self._progress.say(f"ignored {what}")
+
+    def _may_say(self, role: str, message: Message) -> bool:
+        """A stage speaks for itself alone, and the last one answers: the role is the one in its certificate."""
+        match message:
+            case StageStatus(stage=stage) | StageFailed(stage=stage):
+                return stage < self._num_stages and role == stage_role(stage, self._num_stages)
+            case InferenceResponse():
+                return role == stage_role(self._num_stages - 1, self._num_stages)
+        return True  # not expected from anybody, which _take says
+
+    def _take(self, message: Message, sender_role: str) -> None:
         match message:
             case StageStatus():
                 self._take_status(message)
@@ -72,11 +93,11 @@ class Inbox:
             case "loading":
                 self._progress.loading(status.stage, status.what, status.done, status.total)
             case "ready":
-                ready = _object(status.detail_json)
+                ready = ready_of(status.detail_json)
                 self._progress.record.stage_info[status.stage] = ready
                 self._progress.say(_ready_line(ready), stage=status.stage)
             case "linked":
-                self._links[status.stage] = _links_of(status)
+                self._links[status.stage] = links_of(status.detail_json)
             case _:
                 self._progress.detail(
                     f"stage {status.stage}: {status.state} {status.what} {status.done}/{status.total}"
@@ -167,7 +188,7 @@ class Inbox:
 
     def links_json(self, node: Node) -> list[dict[str, Any]]:
         """Each link once, as `--json` shows it: our own, then what the stages told of theirs when they were made."""
-        own = [{"from": node.role, **_link_json(link.role, link.path, link.rtt_ms)} for link in node.links()]
+        own = [{"from": node.role, **link_json(link.role, link.path, link.rtt_ms)} for link in node.links()]
         seen = {frozenset((link["from"], link["to"])) for link in own}
         for stage in sorted(self._links):
             for link in self._links[stage]:
@@ -176,29 +197,6 @@ class Inbox:
                     seen.add(frozenset((link["from"], link["to"])))
                     own.append(link)
         return own
-
-
-def _link_json(to: Any, path: Any, rtt_ms: Any) -> dict[str, Any]:
-    known = isinstance(rtt_ms, (int, float)) and not isinstance(rtt_ms, bool)
-    return {"to": str(to)[:64], "path": str(path)[:16], "rtt_ms": round(rtt_ms, 3) if known else None}
-
-
-def _links_of(status: StageStatus) -> list[dict[str, Any]]:
-    """A stage's own list of its links; what is not as it should be is left out."""
-    try:
-        told = json.loads(status.detail_json)
-    except ValueError:
-        return []
-    links = [link for link in told if isinstance(link, dict)] if isinstance(told, list) else []
-    return [_link_json(link.get("to"), link.get("path"), link.get("rtt_ms")) for link in links]
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _ready_line(ready: Mapping[str, Any]) -> str:
@@ -210,6 +208,11 @@ def _ready_line(ready: Mapping[str, Any]) -> str:
         f"{weights:.0f} MB of weights, loaded in {ready.get('load_s') or 0:.1f} s, "
         f"warmed up in {ready.get('warmup_s') or 0:.1f} s"
     )
+
+
+def _what(message: Message) -> str:
+    of = f" of stage {message.stage}" if isinstance(message, (StageStatus, StageFailed)) else ""
+    return f"{type(message).__name__}{of}"
 
 
 def _error_of(message: StageFailed) -> StageError:

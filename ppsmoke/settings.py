@@ -1,10 +1,13 @@
-"""What one run is to do: built once by cli.py (or testing.py), frozen, and handed out in pieces."""
+"""What one run is to do: built once by cli.py (or testing.py), frozen, handed out in pieces; where runs keep notes."""
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ppsmoke.errors import InputError, UsageError
@@ -18,6 +21,12 @@ MAX_CONTEXT_TOKENS = 131_072
 _COUNTRY = re.compile("[A-Z]{2}")
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]{0,300}", re.ASCII)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def state_dir(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Path:
+    """Where logs and journals are kept: `$XDG_STATE_HOME/ppsmoke`, by default `~/.local/state/ppsmoke`."""
+    base = environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else (home or Path.home()) / ".local" / "state") / "ppsmoke"
 
 
 def new_run_id() -> str:

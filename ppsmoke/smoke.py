@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from ppsmoke import models
 from ppsmoke.cluster.addresses import Address
+from ppsmoke.cluster.events import LinkDown, LinkUp
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import DeadlineExceeded, InputError, SmokeError, StageError
+from ppsmoke.errors import DeadlineExceeded, InputError, LinkLost, SmokeError, StageError
 from ppsmoke.inbox import Inbox
 from ppsmoke.keys import derive
 from ppsmoke.package import code_hash
@@ -37,7 +38,7 @@ RESOLVE_BUDGET_S = 60.0  # spec, section 6: a name resolves within one
 LOAD_SILENCE_S = 60.0  # design: loading that makes no progress for so long has failed
 ASK_SILENCE_S = 30.0  # design: so long without a step or a chunk is a hang
 GIVE_UP_S = 1.0  # to tell stage 0 that a request is given up
-DESTROY_BUDGET_S = 90.0  # ours, outside the run's budget: a spent run must still be able to stop the bill
+LEAVE_S = 90.0  # a stage that nobody ended ends itself so long after the run's budget
 LAST_WORDS_S = 1.0  # a stage that fails says why just before its process ends; its words are worth this wait
 
 FleetFactory = Callable[[Progress], Fleet]
@@ -125,13 +126,17 @@ async def stages_up(
                 model=models.fingerprint(settings.model),
                 may_own=lambda name, role: may_own(name, role, settings.num_stages),
             ) as node,
-            rented(fleet, progress),
+            rented(fleet, progress, node),
         ):
             inbox = Inbox(node.mailbox(ORCHESTRATOR_MAILBOX), progress, settings.num_stages)
-            async with running(inbox.pump(), name="inbox"), running(_watch(fleet, inbox), name="watch over stages"):
+            async with (
+                running(inbox.pump(), name="inbox"),
+                running(_pass_on_links(node, fleet), name="pass on links"),
+                running(_watch(fleet, inbox), name="watch over stages"),
+            ):
                 await _rent(settings, node, fleet, specs(settings, model, authority, node), deadline)
                 entry = await _gather(settings, node, fleet, inbox, progress, deadline)
-                async with running(node.guard(list(inbox.stage_nodes)), name="watch over links"):
+                async with running(_watch_links(node, inbox), name="watch over links"):
                     progress.phase("load")
                     loading = deadline.capped(deadline.remaining(), phase="load")
                     await inbox.all_ready(loading, silence_s=LOAD_SILENCE_S)
@@ -145,18 +150,22 @@ async def stages_up(
 
 
 @asynccontextmanager
-async def rented(fleet: Fleet, progress: Progress) -> AsyncIterator[None]:
+async def rented(fleet: Fleet, progress: Progress, node: Node) -> AsyncIterator[None]:
     """Machines for this block alone. A failure takes the stage's last words along; then everything is destroyed."""
     try:
         yield
     except SmokeError as error:
         error.phase = error.phase or progress.current_phase
+        if slept := node.stood_still():
+            error.cause = f"{error.cause}; {slept}"
+            error.hint = error.hint or "keep this machine awake while a run goes on"
+        fleet.failing(error)
         error.detail = error.detail or await fleet.logs(error.stage)
         raise
     finally:
         # On its own clock, deaf to further signals. DestroyFailed names what is left and outranks what ended the run.
         progress.phase("destroy")
-        await to_the_end(fleet.destroy_all(), doing="destroying machines", within_s=DESTROY_BUDGET_S)
+        await to_the_end(fleet.destroy_all(), doing="destroying machines", within_s=fleet.destroy_budget_s)
 
 
 async def _rent(settings: Settings, node: Node, fleet: Fleet, spec_of: SpecOf, deadline: Deadline) -> None:
@@ -202,9 +211,27 @@ async def _watch(fleet: Fleet, inbox: Inbox) -> NoReturn:
         await cancel_and_reap(told, lost)
 
 
+async def _watch_links(node: Node, inbox: Inbox) -> NoReturn:
+    """Raises LinkLost for the first stage that is lost, naming it."""
+    try:
+        return await node.guard(list(inbox.stage_nodes))
+    except LinkLost as error:
+        error.stage = inbox.stage_nodes.get(error.peer)
+        raise
+
+
+async def _pass_on_links(node: Node, fleet: Fleet) -> NoReturn:
+    """Tell the fleet of each link that comes up or goes down."""
+    events = node.subscribe()
+    while True:
+        event = await events.get()
+        if isinstance(event, LinkUp | LinkDown):
+            fleet.link_changed(event.peer, up=isinstance(event, LinkUp))
+
+
 def specs(settings: Settings, model: str, authority: RunAuthority, node: Node) -> SpecOf:
     """A spec for each stage and generation: identity and environment (design, "Environment of a stage node")."""
-    lifetime_s = settings.lifetime_s or settings.budget_s + DESTROY_BUDGET_S
+    lifetime_s = settings.lifetime_s or settings.budget_s + LEAVE_S
 
     def spec_of(stage: int, generation: int) -> StageSpec:
         identity = authority.mint(stage_role(stage, settings.num_stages), generation)

@@ -32,6 +32,7 @@ from ppsmoke.pipeline.failures import failure
 from ppsmoke.pipeline.messages import encode
 from ppsmoke.pipeline.names import ORCHESTRATOR_MAILBOX, ORCHESTRATOR_ROLE, STAGE_MAILBOX, may_own, names_of
 from ppsmoke.pipeline.stage import StageActor
+from ppsmoke.standard_streams import keep_standard_streams_open
 from ppsmoke.waiting import Deadline, cancel_and_reap, running, to_the_end
 from ppsmoke.worker.start import DEFAULT_TARGET
 
@@ -59,7 +60,7 @@ class Ending:
 
 def main(environment: MutableMapping[str, str] = os.environ) -> int:
     """The node's whole life; its exit status. What went wrong is one line on stderr, and a StageFailed if it can."""
-    _guard_standard_fds()
+    keep_standard_streams_open()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="node | %(message)s")
     try:
         settings = NodeSettings.from_environment(environment)
@@ -270,14 +271,3 @@ class _Lifeline(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _end(self._ended, Ending("its lifeline has ended", 0))
-
-
-def _guard_standard_fds() -> None:
-    """A closed fd 0, 1 or 2 would become the event loop's own, and a child's stdin; print would go elsewhere."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))

@@ -62,7 +62,7 @@ class LoopbackPipeline:
             raise StageError(f"the pipeline has ended: {self._ended}", hint="open another one") from self._ended
         question = _Question(prompt, raw, max_tokens, within_s, Future())
         self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
-        return question.answer.result(within_s + smoke.DESTROY_BUDGET_S)
+        return question.answer.result(within_s + LoopbackFleet.destroy_budget_s)
 
     def _start(self, settings: Settings) -> None:
         self._thread = threading.Thread(target=self._run, args=(settings,), name="ppsmoke loopback", daemon=True)
@@ -72,7 +72,7 @@ class LoopbackPipeline:
     def _stop(self) -> None:
         if self._ended is None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._questions.put_nowait, None)
-        self._thread.join(smoke.DESTROY_BUDGET_S)
+        self._thread.join(LoopbackFleet.destroy_budget_s)
 
     def _run(self, settings: Settings) -> None:
         try:

@@ -9,16 +9,18 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ppsmoke.errors import UsageError
+from ppsmoke.errors import UsageError, printable
 from ppsmoke.rent.api_key import ApiKey, find_key
 from ppsmoke.rent.boot import main_baked
 from ppsmoke.rent.ledger import read_journals
-from ppsmoke.rent.reap import Finding, ls_lines, settle, settled_lines, sort_out, to_json
+from ppsmoke.rent.reap import Finding, listed, ls_lines, settle, settled_lines, sort_out, to_json
 from ppsmoke.rent.terms import DEFAULT_IMAGE
-from ppsmoke.settings import RentSettings
-from ppsmoke.vast_run import open_api, state_folder
+from ppsmoke.rent.vast_api import PATIENCE_S
+from ppsmoke.settings import RentSettings, state_dir
+from ppsmoke.vast_run import open_api
 
 KEY_HELP = "the account's key; \"-\" reads a line of stdin (default: VAST_API_KEY, then the official client's key file)"
 
@@ -39,7 +41,11 @@ def add_rent_options(parser: argparse.ArgumentParser) -> None:
     add("--image", default="", metavar="NAME", help=f"a container image with Python and pip (default: {DEFAULT_IMAGE})")
     add("--baked", action="store_true", help="the image holds ppsmoke, tinygrad and numpy (see Dockerfile)")
     add("--yes", action="store_true", help="do not ask before renting")
-    add("--dry-run", action="store_true", help="print the plan and what it can cost; rent nothing")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the plan and what it can cost; rent nothing (exit status 1 where a run would refuse it)",
+    )
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -51,8 +57,12 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     reap.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="with --all: do not ask")
     reap.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
     reap.set_defaults(command=_reap)
-    ls = commands.add_parser("ls", help="what is rented on vast.ai under our name, and what it costs an hour")
-    ls.add_argument("--json", action="store_true", default=argparse.SUPPRESS, dest="as_json")
+    ls = commands.add_parser(
+        "ls", help="what this machine's runs rent on vast.ai now, and others under our name; what it costs an hour"
+    )
+    ls.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="a JSON list, a row each"
+    )
     ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
     ls.set_defaults(command=_ls)
     boot = commands.add_parser("boot", help="be process 1 of a rented container whose image holds this code")
@@ -86,8 +96,10 @@ def find(argument: str | None) -> ApiKey:
     return key
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+def to_stderr(text: str) -> None:
+    """A line for whoever waits."""
+    with suppress(OSError, ValueError):
+        print(f"ppsmoke: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _line_of_stdin() -> str:
@@ -101,35 +113,38 @@ def _line_of_stdin() -> str:
 
 
 def _reap(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key), _to_stderr)
+    api = open_api(find(arguments.api_key), to_stderr, patience_s=PATIENCE_S)
 
     def choose_more(found: Sequence[Finding]) -> Sequence[Finding]:
-        print("also on this account, and not provably a dead run's of this machine:", file=sys.stderr)
-        for line in ls_lines(found, now=api.clock.wall())[: len(found)]:  # without their sum
+        print("also on this account, and not provably a dead run's of this state folder:", file=sys.stderr)
+        for line in listed(found, now=api.clock.wall()):
             print(f"  {line}", file=sys.stderr)
         if arguments.yes:
             return found
         print("end these too, whoever they belong to? [y/N] ", end="", file=sys.stderr, flush=True)
         return found if sys.stdin.readline().strip().lower() in ("y", "yes") else []
 
-    settled = asyncio.run(
-        settle(
-            api,
-            state_folder(),
-            dry_run=arguments.dry_run,
-            choose_more=choose_more if arguments.all else None,
-            say=_to_stderr,
-        )
+    settling = settle(
+        api,
+        state_dir(),
+        dry_run=arguments.dry_run,
+        choose_more=choose_more if arguments.all else None,
+        say=to_stderr,
     )
+    try:
+        settled = asyncio.run(settling)
+    except KeyboardInterrupt:
+        to_stderr("interrupted; what was not seen gone may still be rented: run reap again")
+        raise
     print("\n".join(settled_lines(settled, dry_run=arguments.dry_run)))
     return 1 if settled.outcome.leftovers else 0
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    api = open_api(find(arguments.api_key), _to_stderr)
+    api = open_api(find(arguments.api_key), to_stderr, patience_s=PATIENCE_S)
     listing = asyncio.run(api.instances())
     now = api.clock.wall()
-    findings = sort_out(listing, read_journals(state_folder()), now=now)
+    findings = sort_out(listing, read_journals(state_dir()), now=now)
     shown = json.dumps(to_json(findings, now=now)) if arguments.as_json else "\n".join(ls_lines(findings, now=now))
     print(shown)
     return 0

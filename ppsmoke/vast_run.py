@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ppsmoke import smoke
 from ppsmoke.errors import RentError
@@ -17,30 +16,29 @@ from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.clock import RealClock
 from ppsmoke.rent.find import find_plan
 from ppsmoke.rent.gpu_names import gpu_name
-from ppsmoke.rent.ledger import state_dir
+from ppsmoke.rent.ledger import Journal
 from ppsmoke.rent.offers import Wanted
 from ppsmoke.rent.plan import Plan
 from ppsmoke.rent.reap import settle, settled_lines
 from ppsmoke.rent.reaper import Reaper
 from ppsmoke.rent.terms import DEFAULT_IMAGE, Terms, needs_of
-from ppsmoke.rent.vast_api import VastApi
-from ppsmoke.rent.vast_fleet import VastFleet
+from ppsmoke.rent.vast_api import PATIENCE_S, VastApi
+from ppsmoke.rent.vast_fleet import VastFleet, destroy_budget_s
+from ppsmoke.rent.vast_http import check_base_url
 from ppsmoke.rent.verdicts import AuthRefused, BadReply, Refused
 from ppsmoke.report.progress import Progress
-from ppsmoke.settings import RentSettings, Settings
+from ppsmoke.settings import RentSettings, Settings, state_dir
 
 LIFETIME_SLACK_S = 30.0  # of a machine, beyond the run's budget and the time to destroy: then it ends itself
 EXPECTED_SHARE = 0.8  # of the budget, that a usual run rents for
 URL_VARIABLE = "VAST_URL"
 
 
-def open_api(key: ApiKey, say: Callable[[str], None] = lambda text: None) -> VastApi:
-    """A client of the account, at VAST_URL where that is set. `say` gets a line for each long wait that it imposes."""
-    return VastApi.open(key, _url(), clock=RealClock.from_environment(os.environ), say=say)
-
-
-def state_folder() -> Path:
-    return state_dir(os.environ, Path.home())
+def open_api(key: ApiKey, say: Callable[[str], None], *, patience_s: float = float("inf")) -> VastApi:
+    """A client of the account, at VAST_URL where that is set. `say` gets a line for what keeps somebody waiting,
+    `patience_s` is the most that any one request may take."""
+    clock = RealClock.from_environment(os.environ)
+    return VastApi.open(key, _url(), clock=clock, patience_s=patience_s, say=say)
 
 
 async def run(
@@ -57,40 +55,52 @@ async def run(
     )
     wanted = wanted_of(settings, rent, terms)
     progress.phase("rent")
+    api = open_api(key, progress.say)
+    # Before anything is waited for: a folder that cannot be written, or a full disk, means rent nothing.
+    journal = Journal.start(state_dir(), settings.run_id, at=api.clock.wall())
     try:
-        api = open_api(key, progress.say)
         account = await api.account()
         await _settle(api, progress)
         plan = await find_plan(api, wanted, stages=settings.num_stages)
         plan.check(max_usd=rent.max_usd, credit=await _credit(api))
         await _agree(plan, rent, progress)
+
+        def open_fleet(progress: Progress) -> VastFleet:
+            return VastFleet(
+                api,
+                plan,
+                terms,
+                journal,
+                account=account,
+                lifetime_s=wanted.lifetime_s,
+                code=b"" if rent.baked else build_zipapp(commit),
+                start_reaper=lambda journal: Reaper.start(journal, key=key, url=_url(), account=account),
+                progress=progress,
+            )
+
+        await smoke.run(settings, progress, open_fleet, say)
     finally:
         progress.phase("")
-
-    def open_fleet(progress: Progress) -> VastFleet:
-        return VastFleet(
-            api,
-            plan,
-            terms,
-            run_id=settings.run_id,
-            account=account,
-            folder=state_folder(),
-            lifetime_s=wanted.lifetime_s,
-            code=b"" if rent.baked else build_zipapp(commit),
-            start_reaper=lambda journal: Reaper.start(journal, key=key, url=_url(), account=account),
-            progress=progress,
-        )
-
-    await smoke.run(settings, progress, open_fleet, say)
+        journal.close()
 
 
-async def dry_run(settings: Settings, rent: RentSettings, key: ApiKey) -> str:
-    """The plan as text, or as JSON; rents nothing and touches nothing. Raises RentError where there is none."""
+async def dry_run(
+    settings: Settings, rent: RentSettings, key: ApiKey, say: Callable[[str], None]
+) -> tuple[str, RentError | None]:
+    """The plan as text, or as JSON, and why a real run would refuse it; rents nothing and touches nothing. Raises
+    RentError where there is no plan. `say` gets a line for what takes time."""
     terms = Terms(image=rent.image or DEFAULT_IMAGE, baked=rent.baked, disk_gb=rent.disk_gb)
-    api = open_api(key)
+    api = open_api(key, say, patience_s=PATIENCE_S)
+    say(f"searching offers at {api.host}: what fits, and some seconds later what there is")
     plan = await find_plan(api, wanted_of(settings, rent, terms), stages=settings.num_stages, thorough=True)
-    plan.check(max_usd=rent.max_usd, credit=await _credit(api))
-    return json.dumps(plan.to_json()) if settings.as_json else "\n".join(plan.to_lines())
+    refusal = None
+    try:
+        plan.check(max_usd=rent.max_usd, credit=await _credit(api))
+    except RentError as error:
+        refusal = RentError(f"a real run would refuse: {error.cause}", phase=error.phase, hint=error.hint)
+    if settings.as_json:
+        return json.dumps(plan.to_json() | ({"error": refusal.to_json()} if refusal else {})), refusal
+    return "\n".join(plan.to_lines()), refusal
 
 
 def check(settings: Settings) -> None:
@@ -117,7 +127,7 @@ def wanted_of(settings: Settings, rent: RentSettings, terms: Terms) -> Wanted:
 
 def lifetime_s(settings: Settings) -> float:
     """After so long a machine ends itself, whatever happens."""
-    return settings.lifetime_s or settings.budget_s + smoke.DESTROY_BUDGET_S + LIFETIME_SLACK_S
+    return settings.lifetime_s or settings.budget_s + destroy_budget_s(settings.num_stages) + LIFETIME_SLACK_S
 
 
 async def _credit(api: VastApi) -> float | None:
@@ -130,7 +140,7 @@ async def _credit(api: VastApi) -> float | None:
 
 async def _settle(api: VastApi, progress: Progress) -> None:
     """End what dead runs of this machine left; say what else carries our name, and what could not be confirmed."""
-    settled = await settle(api, state_folder(), say=progress.say)
+    settled = await settle(api, state_dir(), say=progress.say)
     if settled.outcome.ended or settled.outcome.leftovers or settled.outcome.warnings or settled.untouched:
         for line in settled_lines(settled):
             progress.say(line)
@@ -165,4 +175,6 @@ async def _line_of_stdin() -> str:
 
 
 def _url() -> str:
-    return os.environ.get(URL_VARIABLE, "")
+    """VAST_URL, as we use it; "" where it is not set. Raises UsageError for what the key must not be sent to."""
+    url = os.environ.get(URL_VARIABLE, "")
+    return check_base_url(url) if url else ""

@@ -29,16 +29,16 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, *, phase: str = "") -> Deadline:
-        return cls(time.monotonic() + seconds, seconds, phase)
+        return cls(_now() + seconds, seconds, phase)
 
     def capped(self, seconds: float, *, phase: str = "") -> Deadline:
         """The earlier of this deadline and `seconds` from now; the error names the one that ran out."""
-        phase, at = phase or self.phase, time.monotonic() + seconds
+        phase, at = phase or self.phase, _now() + seconds
         return Deadline(at, seconds, phase, hint="") if at < self.at else replace(self, phase=phase)
 
     def remaining(self) -> float:
         """Seconds left, never negative."""
-        return max(0.0, self.at - time.monotonic())
+        return max(0.0, self.at - _now())
 
     def expired(self, doing: str, *, hint: str = "", stage: int | None = None) -> DeadlineExceeded:
         """The error that says this deadline ran out while `doing`."""
@@ -58,6 +58,14 @@ class Deadline:
             await cancel_and_reap(task)
             raise self.expired(doing, hint=hint, stage=stage)
         return task.result()
+
+
+def _now() -> float:
+    """The running loop's clock: the monotonic one, unless the loop is a simulated one."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()
 
 
 async def cancel_and_reap(*tasks: asyncio.Future[Any]) -> None:

@@ -15,6 +15,7 @@ from ppsmoke.inbox import Inbox
 from ppsmoke.pipeline.messages import InferenceResponse, StageFailed, StageStatus, encode
 from ppsmoke.report.progress import Progress
 from ppsmoke.report.summary import RunRecord
+from ppsmoke.report.told import MAX_TOLD
 from ppsmoke.waiting import Deadline, running
 
 ANSWER = InferenceResponse(request_id=1, finish_reason="stop", token_ids=(5, 2), prompt_token_ids=(1,), text="Hi")
@@ -29,8 +30,10 @@ class Desk:
         self.mailbox = Mailbox("orchestrator")
         self.inbox = Inbox(self.mailbox, Progress(self.record, stream=self.stream, verbosity=1), stages)
 
-    def deliver(self, message, role: str = "stage-0-of-2") -> None:
+    def deliver(self, message, role: str = "") -> None:
+        """From the stage that may say it, unless it is said to be another."""
         payload = message if isinstance(message, bytes) else encode(message)
+        role = role or f"stage-{getattr(message, 'stage', 1)}-of-2"
         self.mailbox.put(Delivery("0" * 16, role, payload))
 
     def status(self, stage: int, state: str, **more) -> None:
@@ -185,3 +188,49 @@ def test_the_time_in_which_we_ourselves_were_stopped_is_nobodys_silence(monkeypa
         assert (await late).text == "Hi"
 
     run(story)
+
+
+def test_a_stage_speaks_for_itself_alone_and_only_the_last_one_answers():
+    async def story(desk):
+        desk.inbox.expect(1)
+        failed = StageFailed(request_id=0, stage=1, phase="load", cause="a lie")
+        told = StageStatus(stage=1, state="ready", done=0, total=0, token_id=-1, detail_json=ready("aa"))
+        for lie, liar in ((failed, 0), (told, 0), (ANSWER, 0), (StageStatus(**{**vars(told), "stage": 7}), 1)):
+            desk.deliver(lie, role=f"stage-{liar}-of-2")
+        desk.deliver(told, role="orchestrator")
+        desk.deliver(ANSWER)  # by whom it should be
+        assert (await desk.inbox.answer(Deadline.after(5), silence_s=5)).text == "Hi"
+        assert desk.inbox.refused == 5 and not desk.record.stage_info
+        assert not desk.inbox._failure.done()
+        desk.deliver(told)
+        await desk.inbox._until(lambda: 1 in desk.record.stage_info, Deadline.after(5), 5, "the true word")
+
+    said = run(story).stream.getvalue()
+    assert "ignored StageFailed of stage 1 from stage-0-of-2, which is another's to say" in said
+
+
+@pytest.mark.parametrize(
+    "tale",
+    [
+        "[" * 100_000,
+        f'{{"x": "{"x" * MAX_TOLD}"}}',
+        "[]",
+        "NaN",
+        json.dumps({"blocks": 5, "weight_bytes": "many", "load_s": [], "fingerprint": ["a"], "model": 3}),
+        json.dumps({"blocks": [], "weight_bytes": 10**400, "load_s": float("nan"), "device": {}}),
+    ],
+    ids=range(6),
+)
+def test_whatever_a_stage_tells_of_itself_the_reading_goes_on(tale):
+    async def story(desk):
+        desk.status(0, "ready", detail_json=tale)
+        desk.status(1, "linked", detail_json=tale)
+        desk.status(1, "ready", detail_json=ready("aa"))
+        await desk.inbox._until(lambda: 1 in desk.record.stage_info, Deadline.after(5), 5, "the honest stage")
+        desk.inbox.expect(1)
+        desk.deliver(InferenceResponse(**{**vars(ANSWER), "timings_json": tale}))
+        desk.record.take_answer(await desk.inbox.answer(Deadline.after(5), silence_s=5))
+
+    record = run(story).record
+    assert json.loads(json.dumps(record.to_json(), allow_nan=False))["text"] == "Hi"
+    assert record.lines()

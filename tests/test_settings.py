@@ -1,9 +1,11 @@
 """Values that cannot work are refused before anything is started, by the name of the option."""
 
+from pathlib import Path
+
 import pytest
 
 from ppsmoke.errors import InputError, UsageError
-from ppsmoke.settings import Settings
+from ppsmoke.settings import Settings, state_dir
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,11 @@ def test_every_run_has_its_own_key_and_the_key_is_never_shown():
     one, two = Settings(), Settings()
     assert one.run_key != two.run_key and one.run_id != two.run_id
     assert one.run_key.hex() not in repr(one) and repr(one.run_key) not in repr(one)
+
+
+@pytest.mark.parametrize(("environ", "where"), [
+    ({}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": ""}, "home/.local/state/ppsmoke"),
+    ({"XDG_STATE_HOME": "relative"}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": "/x"}, "/x/ppsmoke"),
+])  # fmt: skip
+def test_the_state_folder_is_where_xdg_says(environ, where):
+    assert str(state_dir(environ, Path("home"))) == where

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 CandidateKind = Literal["host", "mapped", "observed"]
 _NODE_ID = re.compile(r"[0-9a-f]{16}\Z")
+_NAME_LABELS = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")  # of a link-local address
 MAX_MAILBOX_NAME_BYTES = 64
+MAX_HOST_CHARS = 253
 
 
 def is_node_id(text: str) -> bool:
     return _NODE_ID.match(text) is not None
+
+
+def is_ip(text: str) -> bool:
+    """An address as it is, that no resolver need be asked about."""
+    address, percent, zone = text.partition("%")
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        return False
+    return not percent or (version == 6 and _ZONE.match(zone) is not None)
+
+
+def is_host(text: str) -> bool:
+    """An address or a name that a resolver takes. Anything else makes Python's raise UnicodeError or ValueError."""
+    return len(text) <= MAX_HOST_CHARS and (_NAME_LABELS.match(text) is not None or is_ip(text))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def read_leaf(der: bytes) -> LeafNames:
             raise ValueError("not a leaf of ours")
         return LeafNames(public_key, role, int(generation.removeprefix(GENERATION_PREFIX)))
     except (ValueError, IndexError) as error:
-        raise LinkError("a certificate that no ppsmoke run has made") from error
+        raise LinkError("a certificate that no ppsmoke run has made", reason="wrong-certificate") from error
 
 
 def _certificate(

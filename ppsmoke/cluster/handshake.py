@@ -12,9 +12,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-from ppsmoke.cluster.addresses import Candidate, CandidateKind
-from ppsmoke.errors import FrameError, LinkError
+from ppsmoke.cluster.addresses import Candidate, CandidateKind, is_host, is_ip
+from ppsmoke.errors import FrameError, LinkError, one_line
 from ppsmoke.keys import derive
 
 PROTOCOL_VERSION = 1
@@ -40,9 +41,15 @@ class LinkKind(IntEnum):
 class HelloRefused(LinkError):
     """Both sides are who they say, and do not fit together: other protocol, code or model. Trying again is useless."""
 
+    def __init__(self, cause: str, *, reason: str = "other-hello", **kwargs: Any) -> None:
+        super().__init__(cause, reason=reason, **kwargs)
+
 
 class KeyRefused(LinkError):
     """The peer hung up after our certificate: to it we are nobody."""
+
+    def __init__(self, cause: str, *, reason: str = "key-refused", **kwargs: Any) -> None:
+        super().__init__(cause, reason=reason, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,11 @@ class Preamble:
         """Raises FrameError for anything that the holder of key has not sealed."""
         body, tag = data[: _PREAMBLE.size], data[_PREAMBLE.size :]
         if len(data) != PREAMBLE_BYTES or not hmac.compare_digest(tag, _tag(key, body)):
-            raise FrameError("a preamble without the cluster's key")
+            raise FrameError("a preamble without the cluster's key", reason="wrong-preamble")
         magic, version, kind, flags, source, target, nonce = _PREAMBLE.unpack(body)
         if magic != _MAGIC or version != PROTOCOL_VERSION or flags or kind not in set(LinkKind):
-            raise FrameError(f"a preamble of another protocol: version {version}, kind {kind}, flags {flags}")
+            text = f"a preamble of another protocol: version {version}, kind {kind}, flags {flags}"
+            raise FrameError(text, reason="other-protocol")
         return cls(LinkKind(kind), source.hex(), target.hex(), nonce)
 
 
@@ -110,7 +118,10 @@ class Observed:
         if len(data) != PREAMBLE_BYTES or not hmac.compare_digest(tag, _tag(key, nonce + body)):
             raise FrameError("an answer to a probe without the cluster's key")
         port, length = struct.unpack_from("!HB", body)
-        return cls(body[3 : 3 + length].decode(errors="replace"), port)
+        host = body[3 : 3 + length].decode(errors="replace")
+        if not is_ip(host):
+            raise FrameError(f"an answer to a probe with {host[:80]!r} for an address")
+        return cls(host, port)
 
 
 def _tag(key: bytes, body: bytes) -> bytes:
@@ -213,8 +224,8 @@ def decode_candidates(data: bytes) -> tuple[Candidate, ...]:
             raise FrameError("a list of candidates that ends early")
         kind, tcp_port, udp_port = struct.unpack_from("!BHH", data, at)
         host, at = _read_text(data, at + 5)
-        if kind >= len(_CANDIDATE_KINDS) or not tcp_port or not host:
-            raise FrameError(f"a candidate that cannot be dialled: kind {kind}, port {tcp_port}")
+        if kind >= len(_CANDIDATE_KINDS) or not tcp_port or not is_host(host):
+            raise FrameError(f"a candidate that cannot be dialled: kind {kind}, {host[:80]!r}, port {tcp_port}")
         found.append(Candidate(_CANDIDATE_KINDS[kind], host, tcp_port, udp_port or None))
     if at != len(data):
         raise FrameError("a list of candidates with more behind it")
@@ -242,7 +253,7 @@ class Bye:
         """Raises FrameError."""
         if not payload or payload[0] not in set(ByeReason):
             raise FrameError("a BYE without a reason")
-        return cls(ByeReason(payload[0]), payload[1:].decode(errors="replace"))
+        return cls(ByeReason(payload[0]), one_line(payload[1:].decode(errors="replace")))
 
     def __str__(self) -> str:
         return self.text or self.reason.name.lower()
@@ -266,4 +277,4 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= 16 else f"{value[:12]}.."
+    return one_line(value if len(value) <= 16 else f"{value[:12]}..")

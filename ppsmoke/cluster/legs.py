@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
+from ppsmoke.cluster.asked import AskedLinks
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.peer import Peer
@@ -12,8 +14,8 @@ from ppsmoke.cluster.relay import GO, TOKEN_S
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.signals import Connect, NoLeg, Token
 from ppsmoke.cluster.sockets import LinkMaker
-from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
-from ppsmoke.waiting import Deadline, cancel_and_reap
+from ppsmoke.errors import FrameError, LinkError
+from ppsmoke.waiting import cancel_and_reap
 
 ASK_S = 2.0  # beyond TOKEN_S: a relay that has not answered by then has gone
 MAX_TOKENS = 64  # that relays have given us, and no leg has come for yet
@@ -23,7 +25,8 @@ class Legs:
     def __init__(self, roster: Roster, maker: LinkMaker) -> None:
         self._roster = roster
         self._maker = maker
-        self._waiting: dict[tuple[str, str], asyncio.Future[Link]] = {}  # by relay and peer
+        self.counts: Counter[str] = Counter()  # bad-token: legs that nobody waits for; too-many-tokens
+        self._asked = AskedLinks()  # of relays about peers
         self._expected: dict[tuple[str, bytes], asyncio.Future[Token]] = {}  # legs that relays dial, by relay and token
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -32,41 +35,40 @@ class Legs:
 
     async def connect(self, peer: Peer, relay: Peer) -> Link:
         """A link over that relay that is up. Raises LinkError."""
-        key = (relay.node_id, peer.node_id)
-        if key not in self._waiting:
-            self._waiting[key] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[key]
-        if not self._roster.tell(relay.node_id, Connect(peer.node_id)):
-            self._settle(key, LinkError(f"the link to the relay {relay.name} is gone"))
-        try:
-            await Deadline.after(TOKEN_S + self._maker.timing.handshake_s + ASK_S).wait(
-                asyncio.shield(waiting), doing=""
-            )
-        except DeadlineExceeded:
-            raise LinkError(f"no answer from the relay {relay.name}") from None
-        finally:
-            if self._waiting.get(key) is waiting:
-                del self._waiting[key]
-        return waiting.result()
+
+        def ask() -> None:
+            if not self._roster.tell(relay.node_id, Connect(peer.node_id)):
+                error = LinkError(f"the link to the relay {relay.name} is gone")
+                self._asked.settle(relay.node_id, peer.node_id, error)
+
+        within_s = TOKEN_S + self._maker.timing.handshake_s + ASK_S
+        silence = f"no answer from the relay {relay.name}"
+        return await self._asked.wait(relay.node_id, peer.node_id, ask=ask, within_s=within_s, silence=silence)
 
     def on_refused(self, relay: Peer, refusal: NoLeg) -> None:
-        self._settle((relay.node_id, refusal.peer), LinkError(f"through {relay.name}: {refusal.reason}"))
+        error = LinkError(f"through {relay.name}: {refusal.reason}")
+        self._asked.settle(relay.node_id, refusal.peer, error)
 
     def on_token(self, relay: Peer, token: Token) -> None:
         """The relay is ready for our leg, or about to dial it."""
         if token.peer == self._maker.node_id or token.peer == relay.node_id:
             return
+        waiting = self._tasks if token.you_dial else self._expected
+        if len(waiting) >= MAX_TOKENS or not self._roster.knows_or_has_room(token.peer):
+            self.counts["too-many-tokens"] += 1
+            return
         if token.you_dial:
             link = relay.link
             if link is None or link.where is None:
                 # Our link was dialled by the relay after all: the two of us disagree for a moment about which is kept.
-                self._settle((relay.node_id, token.peer), LinkError(f"the relay {relay.name} waits to be dialled"))
+                error = LinkError(f"the relay {relay.name} waits to be dialled")
+                self._asked.settle(relay.node_id, token.peer, error)
                 return
             task = asyncio.ensure_future(self._dial_leg(relay, token))
             task.set_name(f"leg to {relay.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif len(self._expected) < MAX_TOKENS:
+        else:
             expected = self._future_of(relay.node_id, token.token)
             if not expected.done():
                 expected.set_result(token)
@@ -76,7 +78,8 @@ class Legs:
         key = (preamble.source, preamble.nonce)
         relay = self._roster.peers.get(preamble.source)
         if relay is None or relay.link is None or (len(self._expected) >= MAX_TOKENS and key not in self._expected):
-            raise FrameError("a relay leg that nobody here waits for")
+            self.counts["bad-token"] += 1
+            raise FrameError("a relay leg that nobody here waits for", reason="bad-token")
         try:
             token = await asyncio.shield(self._future_of(*key))
         finally:
@@ -99,13 +102,13 @@ class Legs:
             finally:
                 raw.close()
         except LinkError as error:
-            self._settle((relay.node_id, token.peer), LinkError(f"through {relay.name}: {error.cause}"))
+            through = LinkError(f"through {relay.name}: {error.cause}")
+            self._asked.settle(relay.node_id, token.peer, through)
 
     async def _link_over(self, raw: RawSocket, relay: Peer, token: Token) -> Link:
         peer = self._roster.peer(token.peer)
         own_id = self._maker.node_id
         source, target = (own_id, peer.node_id) if token.you_start else (peer.node_id, own_id)
-        key = (relay.node_id, peer.node_id)
         try:
             await within(TOKEN_S, self._await_go(raw), name=f"relay {relay.name}", doing="the other leg did not come")
             handshake = self._maker.handshake(
@@ -118,9 +121,9 @@ class Legs:
             seconds = self._maker.timing.handshake_s
             link = await within(seconds, handshake, name=f"relay {relay.name}", doing="no handshake")
         except LinkError as error:
-            self._settle(key, error)
+            self._asked.settle(relay.node_id, peer.node_id, error)
             raise
-        self._settle(key, link)
+        self._asked.settle(relay.node_id, peer.node_id, link)
         return link
 
     async def _await_go(self, raw: RawSocket) -> None:
@@ -130,13 +133,3 @@ class Legs:
             raise LinkError("the relay hung up before the other leg had come") from None
         if go != GO:
             raise LinkError("the relay said something else than go")
-
-    def _settle(self, key: tuple[str, str], outcome: Link | LinkError) -> None:
-        waiting = self._waiting.get(key)
-        if waiting is None or waiting.done():
-            return
-        if isinstance(outcome, LinkError):
-            waiting.set_exception(outcome)
-            waiting.exception()  # whoever asked may have given up
-        else:
-            waiting.set_result(outcome)

@@ -9,19 +9,21 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
 from ppsmoke.cluster.identity import ALPN, PeerIdentity
+from ppsmoke.cluster.link_owner import LinkOwner
 from ppsmoke.cluster.warmth import Warmth
 from ppsmoke.errors import FrameError, LinkError
 
 WRITE_BUFFER_BYTES = 128 << 10  # what may lie in user space before a PING; the kernel's part is TCP_NOTSENT_LOWAT
+MAX_UNREAD_BYTES = 1 << 20  # beyond the buffer's bound only answers pile up: to a peer that asks and does not read
 HEARD_EVERY_S = 0.5  # how often life on a link is told to the owner
 FILLER_EVERY_S = 0.1  # facts/network.md, 4.2: TCP's slow start after idle costs 16 KiB a second round trip
 FILLER_BYTES = 48  # 64 with the frame's header
+TICK_S = 0.001
 WARM_S = 10.0  # after its last data a link is kept from idling this long: longer than any step of a running request
 
 
@@ -45,27 +47,8 @@ _FILLER_FRAME = encode_frame(FrameType.FILLER, payload=bytes(FILLER_BYTES))
 class DuplicateLink(LinkError):
     """The peer keeps another link to us."""
 
-
-class LinkOwner(Protocol):
-    def hello_for(self, peer_id: str) -> Hello: ...
-
-    def admit(self, link: Link) -> Bye | None:
-        """Asked on the serving side alone, which decides for both: None to take the link, a reason to refuse it."""
-
-    def link_up(self, link: Link) -> None: ...
-
-    def link_frame(self, link: Link, frame: Frame) -> None:
-        """A DATA, ACK, SWIM, SIGNAL, CARRY or PING frame. May raise FrameError, which ends the link."""
-
-    def link_heard(self, link: Link) -> None: ...
-
-    def link_writable(self, link: Link) -> None: ...
-
-    def link_refused(self, link: Link, error: LinkError) -> None:
-        """The two HELLOs do not fit together."""
-
-    def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
-        """Told once, if the link was up; bye if the peer said one."""
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, reason="duplicate")
 
 
 class Link(asyncio.Protocol):
@@ -87,10 +70,12 @@ class Link(asyncio.Protocol):
         self.where: Candidate | None = None  # what was dialled, if we dialled
         self.via = ""  # the relay's node id, if it is relayed
         self.replaces: Link | None = None  # kept until the peer is seen to use this one
+        self.admission = 0  # in its READY: when the serving side took it; READYs on two links may cross
         self.bytes_in = self.bytes_out = 0
         self.rtt_s: float | None = None
         self.state = "tls"
         self.paused = False
+        self._unread = False  # more answers wait than the peer may leave unread
         self.up_at = 0.0
         self.last_heard = 0.0
         self.opened: asyncio.Future[None] = loop.create_future()
@@ -103,7 +88,7 @@ class Link(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._ping_sent_at: float | None = None
-        self._pings = 0
+        self._pings = self._ponged = 0
         self._noted_at = 0.0
         self._warmth = Warmth()
         self._warm_until = 0.0
@@ -165,18 +150,20 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
-        was_up = self.state == "up"
-        waiting_for_hello = self.state == "hello"
+        was_up, waiting_for_hello = self.state == "up", self.state == "hello"
         self.state = "closed"
         if self._transport is not None:
             self._transport.close()  # it is gone already; up to 3.10 it warns unless told as well
         self._transport = None
-        cause = f"{exc}" if exc is not None else "the connection ended without a BYE"
+        cause = str(exc or "the connection ended without a BYE")
+        if was_up:
+            # TLS refuses a record that somebody has touched on the way; a missing rest is seen by the missing BYE.
+            self._owner.link_broken(self, "tampered" if isinstance(exc, ssl.SSLError) else "cut")
         if waiting_for_hello and not self.serves:
             # Under TLS 1.3 a client is done before its certificate has been judged: a refusal looks like a hang-up.
             self._refuse(KeyRefused(f"{self.peer_name} refused our key ({cause})"))
         else:
-            self._refuse(LinkError(f"{self.peer_name} hung up during the handshake ({cause})"))
+            self._refuse(LinkError(f"{self.peer_name} hung up during the handshake ({cause})", reason="hung-up"))
         if was_up:
             self._owner.link_down(self, cause, None)
         if not self.closed.done():
@@ -185,9 +172,12 @@ class Link(asyncio.Protocol):
     # --- what the owner calls
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._unread:
             self.bytes_out += len(data)
             self._transport.write(data)
+            if self.paused and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self._unread = True
+                asyncio.get_running_loop().call_soon(self._give_up_unread)
 
     def keep_warm(self, count: int) -> None:
         """So many bytes have gone out, and more may follow within WARM_S: TCP must not take the pause for idleness."""
@@ -202,6 +192,11 @@ class Link(asyncio.Protocol):
         self._pings += 1
         self._ping_sent_at = self._now()
         self.write(encode_frame(FrameType.PING, sequence=self._pings))
+
+    def prove(self, within_s: float) -> None:
+        """This machine stood still: a connection that did not outlive it may never say so. A ping, and else the end."""
+        self.ping()
+        self._call_at(self._now() + within_s, self._on_proof_due, self._pings, within_s)
 
     def close(self, bye: Bye) -> None:
         """Say why and end. The peer hangs up first; after bye_s we do."""
@@ -236,7 +231,7 @@ class Link(asyncio.Protocol):
         elif kind is FrameType.HELLO and self.state == "hello":
             self._on_hello(Hello.decode(frame.payload))
         elif kind is FrameType.READY and self.state == "ready":
-            self._on_ready()
+            self._on_ready(frame.sequence)
         else:
             raise FrameError(f"a {kind.name} frame in state {self.state}")
 
@@ -262,20 +257,23 @@ class Link(asyncio.Protocol):
             self._start_closing()
             return
         if hello.node_id != self.peer_id:
-            raise FrameError(f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}")
+            text = f"a HELLO of {hello.node_id} under the certificate of {self.peer_id}"
+            raise FrameError(text, reason="wrong-node")
         self.hello = hello
         self.state = "ready"
         if not self.serves:
             self.write(encode_frame(FrameType.READY))
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, admission: int) -> None:
         if self.serves:
             refusal = self._owner.admit(self)
             if refusal is not None:
                 self._refuse(DuplicateLink(f"not needed: {refusal}"))
                 self.close(refusal)
                 return
-            self.write(encode_frame(FrameType.READY))
+            self.write(encode_frame(FrameType.READY, sequence=self.admission))
+        else:
+            self.admission = admission
         self.state = "up"
         self.up_at = self._now()
         self._arm(self._timing.ping_after_s)
@@ -286,6 +284,7 @@ class Link(asyncio.Protocol):
             self.ping()
 
     def _on_pong(self, sequence: int) -> None:
+        self._ponged = sequence
         if self._ping_sent_at is None or sequence != self._pings:
             return  # of an earlier ping: says nothing about now
         sample = self._now() - self._ping_sent_at
@@ -312,10 +311,26 @@ class Link(asyncio.Protocol):
             self.opened.set_exception(error)
             self.opened.exception()  # whoever dialled may have given up: then nobody asks, and that is fine
 
+    def _give_up_unread(self) -> None:
+        if self.state != "up":
+            self.abort()
+            return
+        self._owner.link_broken(self, "unread")
+        self._give_up(f"{self.peer_name} asks and does not read the answers")
+
+    def _give_up(self, cause: str) -> None:
+        """Of a link that was up; without a BYE, which would not be read either."""
+        self.state = "closing"
+        self._owner.link_down(self, cause, None)
+        self.abort()
+
     def _break_off(self, error: FrameError) -> None:
         """The peer speaks no language of ours: the stream has lost its place, so nothing more can be read."""
         was_up = self.state == "up"
-        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}"))
+        reason = error.reason or "bad-frame"
+        self._refuse(LinkError(f"{self.peer_name} sent {error.cause}", reason=reason))
+        if was_up:
+            self._owner.link_broken(self, reason)
         self.write(encode_frame(FrameType.BYE, payload=Bye(ByeReason.BROKEN, error.cause).encode()))
         self._start_closing()
         if was_up:
@@ -342,7 +357,8 @@ class Link(asyncio.Protocol):
     # --- silence
 
     def _arm(self, delay_s: float) -> None:
-        self._timer_due = self._now() + delay_s
+        # Not less than a tick: what is due in a rounding error would be so again, each time (see _on_timer).
+        self._timer_due = self._now() + max(delay_s, TICK_S)
         self._timer = self._call_at(self._timer_due, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -351,15 +367,16 @@ class Link(asyncio.Protocol):
         self.last_heard += max(0.0, now - self._timer_due)
         silence = now - self.last_heard
         if silence >= self._timing.down_after_s:
-            self.state = "closing"
-            self._owner.link_down(self, f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s", None)
-            self.abort()
-            return
+            return self._give_up(f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s")
         if silence >= self._timing.ping_after_s:
             self.ping()
         until_ping = self._timing.ping_after_s - silence
         until_down = self._timing.down_after_s - silence
         self._arm(until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down))
+
+    def _on_proof_due(self, ping: int, within_s: float) -> None:
+        if self.state == "up" and self._ponged < ping:
+            self._give_up(f"{self.peer_name} did not answer within {within_s:g} s after this machine stood still")
 
     def _on_filler(self) -> None:
         now = self._now()
@@ -379,10 +396,11 @@ class Link(asyncio.Protocol):
         """OpenSSL has verified the chain; here is who it is. A valid certificate of another node is not good enough."""
         der = tls.getpeercert(binary_form=True)
         if not der:
-            raise LinkError("the peer has shown no certificate")
+            raise LinkError("the peer has shown no certificate", reason="no-certificate")
         if tls.selected_alpn_protocol() != ALPN:
-            raise LinkError("the peer did not agree on the protocol inside TLS")
+            raise LinkError("the peer did not agree on the protocol inside TLS", reason="tls")
         identity = PeerIdentity.read(der)
         if identity.node_id != self.peer_id:
-            raise LinkError(f"{identity.role} ({identity.node_id}) answered where {self.peer_name} was expected")
+            text = f"{identity.role} ({identity.node_id}) answered where {self.peer_name} was expected"
+            raise LinkError(text, reason="wrong-node")
         self.peer = identity

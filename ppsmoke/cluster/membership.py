@@ -1,4 +1,4 @@
-"""Membership in the real world: owns the UDP socket and the one timer, seals datagrams, chooses an address or a link
+"""Membership in the real world: owns the UDP sockets and the one timer, seals datagrams, chooses an address or a link
 for each packet, and alone reads a clock. What it all means is decided by the core (swim.py)."""
 
 from __future__ import annotations
@@ -6,25 +6,20 @@ from __future__ import annotations
 import asyncio
 import heapq
 import ipaddress
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
 from struct import Struct
-from typing import Any
 
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.names import NameEntry
 from ppsmoke.cluster.seal import Opener, Sealer, SealError
 from ppsmoke.cluster.swim import Core
 from ppsmoke.cluster.swim_state import Command, Config, EpochRaised, Event, Send, State, Timer, UdpBlocked
-from ppsmoke.errors import LinkError
-
-UdpAddress = tuple[str, int]
+from ppsmoke.cluster.udp_ports import Port, UdpAddress, UdpPorts
 
 LINGER_S = 2.0  # after leaving, pings are still answered this long
 MAX_ADDRESSES = 4  # of one peer that are tried at once; copies of a datagram are refused by its replay window
-MAX_UNSENT_BYTES = 64 << 10  # datagrams are dropped, never queued: a late one is worse than a lost one
 _EPOCH = Struct("!Q")  # before a packet that goes over a link
 
 
@@ -38,6 +33,15 @@ class MemberView:
     incarnation: int
     meta: bytes
     quiet_s: float | None
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A peer's newest datagram: its epoch and counter, where it came from, and to which port of ours."""
+
+    order: tuple[int, int]
+    source: UdpAddress
+    port: Port | None
 
 
 class Membership:
@@ -60,27 +64,28 @@ class Membership:
         udp_candidates: Callable[[bytes], Sequence[UdpAddress]] = lambda meta: (),
         config: Config | None = None,
         epoch: int | None = None,
-        rng: Random | None = None,
-        clock: Callable[[], int] | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
+        machine = machine or Machine()
+        epoch = machine.epoch_ms() if epoch is None else epoch
         config = config or Config(udp=udp is not None)
         self.node_id = node_id
-        self._clock = clock or _now
+        self._clock = machine.boot_us
         self._link_send = link_send
         self._on_event = on_event
         self._udp_candidates = udp_candidates
         self._listen = udp
-        self._core = Core(config, node_id, epoch, rng or Random(), meta=meta)
+        self._core = Core(config, node_id, epoch, machine.random(), meta=meta)
         self._sealer = Sealer(cluster_key, node_id=node_id, epoch=epoch)
         self._opener = Opener(cluster_key, node_id=node_id)
         self._counts: Counter[str] = Counter()
         self._told: dict[str, UdpAddress] = {}  # by the link's HELLO
-        self._observed: dict[str, tuple[tuple[int, int], UdpAddress]] = {}  # by the newest datagram that came
+        self._observed: dict[str, _Observed] = {}  # by the newest datagram that came
         self._timers: list[tuple[int, int]] = []
         self._handle: asyncio.TimerHandle | None = None
         self._handle_at = 0  # microseconds; the handle may be early, never late
-        self._transport: asyncio.DatagramTransport | None = None
+        self._ports = UdpPorts(self.datagram_received)
+        self._from_fresh = False  # whether the latest datagram to a peer that UDP does not reach left the fresh port
         self._closed = False
 
     # Life
@@ -88,16 +93,7 @@ class Membership:
     async def start(self) -> None:
         """Listen and begin. Raises LinkError if the UDP address cannot be had."""
         if self._listen is not None:
-            loop = asyncio.get_running_loop()
-            try:
-                self._transport, _ = await loop.create_datagram_endpoint(
-                    lambda: _Datagrams(self), local_addr=self._listen
-                )
-            except OSError as error:
-                host, port = self._listen
-                raise LinkError(
-                    f"cannot listen on UDP {host}:{port}: {error}", hint="choose another port, or one of this machine"
-                ) from error
+            await self._ports.open(self._listen)
         self._do(self._core.start(self._clock()))
 
     async def leave(self, *, linger_s: float = LINGER_S) -> None:
@@ -112,15 +108,11 @@ class Membership:
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()
-        if self._transport is not None:
-            self._transport.close()
-            await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+        await self._ports.close()
 
     @property
     def udp_port(self) -> int | None:
-        if self._transport is None:
-            return None
-        return self._transport.get_extra_info("sockname")[1]
+        return self._ports.number
 
     @property
     def epoch(self) -> int:
@@ -203,9 +195,19 @@ class Membership:
         return sorted(views, key=lambda view: view.node_id)
 
     @property
+    def datagram_counts(self) -> Counter[str]:
+        """How many datagrams were opened, and how many refused by their seal or dropped, by reason."""
+        return self._counts + self._opener.counts
+
+    @property
+    def gossip_counts(self) -> Counter[str]:
+        """What was said by members and not believed, by reason."""
+        return self._core.counts + Counter({"too-many-names": self._core.names.refused})
+
+    @property
     def counts(self) -> Counter[str]:
-        """How many datagrams were opened, and how many refused or dropped, by reason."""
-        return self._counts + self._opener.counts + self._core.counts
+        """Both together."""
+        return self.datagram_counts + self.gossip_counts
 
     # The driver
 
@@ -229,8 +231,11 @@ class Membership:
                 events.append(command)
         self._arm()
         for event in events:
-            if not (isinstance(event, UdpBlocked) and not self._addresses(event.node_id)):
-                self._on_event(event)
+            if isinstance(event, UdpBlocked):
+                if not self._addresses(event.node_id):
+                    continue  # it never was to be reached by UDP
+                self._ports.want_fresh()
+            self._on_event(event)
 
     def _arm(self) -> None:
         """One timer in the loop, for the earliest of the core's."""
@@ -254,27 +259,28 @@ class Membership:
         addresses = self._addresses(send.to) if send.via == "udp" else []
         if addresses:
             datagram = self._sealer.seal(send.payload)
+            port = self._port_towards(send.to)
             for address in addresses:
-                self._send_datagram(datagram, address)
+                if not self._closed and not self._ports.send(datagram, address, port):
+                    self._counts["dropped-unsent"] += 1
         elif send.via == "link" or not self._core.path(send.to).udp_blocked:
             if not self._link_send(send.to, _EPOCH.pack(self._core.epoch) + send.payload):
                 self._counts["unreachable"] += 1
 
-    def _send_datagram(self, datagram: bytes, address: UdpAddress) -> None:
-        if self._transport is None or self._closed:
-            return
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._counts["dropped-unsent"] += 1
-            return
-        self._transport.sendto(datagram, address)
+    def _port_towards(self, peer: str) -> Port | None:
+        """The port that its newest datagram came to. While UDP does not reach it, the fresh one every other time."""
+        if self._ports.fresh is not None and self._core.path(peer).udp_blocked:
+            self._from_fresh = not self._from_fresh
+            return self._ports.fresh if self._from_fresh else self._ports.listening
+        return self._observed[peer].port if peer in self._observed else None
 
     def _addresses(self, peer: str) -> list[UdpAddress]:
         """Where the peer was last heard from; if that is long ago or never was, everywhere it may be."""
-        if self._transport is None:
+        if self._ports.listening is None:
             return []
         found: list[UdpAddress] = []
         if peer in self._observed:
-            found.append(self._observed[peer][1])
+            found.append(self._observed[peer].source)
             heard = self._core.path(peer).udp_heard
             if heard is not None and self._core.own_time - heard < self._core.config.udp_silence:
                 return found
@@ -284,29 +290,18 @@ class Membership:
             found += [address for address in self._udp_candidates(member.meta) if _usable(address)]
         return list(dict.fromkeys(found))[:MAX_ADDRESSES]
 
-    def datagram_received(self, data: bytes, source: UdpAddress) -> None:
-        """From the socket. A source is believed only for where to reply, and only by the newest datagram."""
+    def datagram_received(self, data: bytes, source: UdpAddress, port: Port | None = None) -> None:
+        """From a socket. A source is believed only for where to reply, and only by the newest datagram."""
         try:
             opened = self._opener.open(data)
         except SealError:
             return  # counted by its reason; strangers get no answer
         order = (opened.epoch, opened.counter)
         known = self._observed.get(opened.sender)
-        if known is None or order > known[0]:
-            self._observed[opened.sender] = order, source[:2]
+        if known is None or order > known.order:
+            self._observed[opened.sender] = _Observed(order, source, port)
         self._enter()
         self._do(self._core.on_datagram(self._clock(), opened.sender, opened.epoch, opened.payload, via="udp"))
-
-
-class _Datagrams(asyncio.DatagramProtocol):
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        self._membership.datagram_received(data, addr)
-
-    def error_received(self, exc: Exception) -> None:
-        """ICMP says that nobody listens there; silence says the same, and is judged by the core."""
 
 
 def _usable(address: UdpAddress) -> bool:
@@ -317,11 +312,3 @@ def _usable(address: UdpAddress) -> bool:
     except ValueError:
         return False
     return 0 < port < 1 << 16 and not ip.is_unspecified and not ip.is_multicast
-
-
-def _now() -> int:
-    """Microseconds on a clock that goes on while the machine sleeps, so that a suspended laptop notices it."""
-    clock_id = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-    if clock_id is None:
-        return time.monotonic_ns() // 1000
-    return time.clock_gettime_ns(clock_id) // 1000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -17,12 +16,15 @@ from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
 from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
+from ppsmoke.cluster.counters import REPORT_EVERY_S, Watch, named
 from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged, PortCheck
 from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
+from ppsmoke.cluster.guarding import Guard
 from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import LinkTiming
-from ppsmoke.cluster.mailbox import Mailbox
+from ppsmoke.cluster.machine import Machine
+from ppsmoke.cluster.mailbox import Mailbox, Mailboxes
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.peer import LINK_GRACE_S, Peer, PeerContext
 from ppsmoke.cluster.reach import Reach
@@ -31,12 +33,12 @@ from ppsmoke.cluster.resolving import Resolver
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.session import WINDOW_BYTES
 from ppsmoke.cluster.sockets import LinkMaker, Listener
-from ppsmoke.errors import FrameError, LinkError, LinkLost
-from ppsmoke.waiting import Deadline, to_the_end
+from ppsmoke.cluster.waking import Waking
+from ppsmoke.errors import FrameError, LinkError
+from ppsmoke.waiting import Deadline, cancel_and_reap, to_the_end
 
 FLUSH_S = 2.0  # a node that ends waits this long for its last messages to be acknowledged
 CLOSE_BUDGET_S = 10.0
-MAX_MAILBOXES = 64
 MAX_EVENTS = 1000  # kept for a subscriber that does not look
 
 _log = logging.getLogger("ppsmoke.cluster")
@@ -60,13 +62,16 @@ class Node:
         link_grace_s: float = LINK_GRACE_S,
         window_bytes: int = WINDOW_BYTES,
         swim: swim_state.Config | None = None,
+        machine: Machine | None = None,
     ) -> AsyncIterator[Node]:
         """A node for this block: when the block ends its last messages are flushed, its peers are told, and no task
         or socket of it is left. udp None: membership goes over the links alone. Raises LinkError if it cannot listen.
 
         may_own(name, role): whether the holder of that role may own that name."""
-        node = cls(identity, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=(code_hash, model))
-        maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming())
+        machine = machine or Machine()
+        hello = (code_hash, model)
+        node = cls(identity, machine, link_grace_s=link_grace_s, window_bytes=window_bytes, hello=hello)
+        maker = LinkMaker(identity, cluster_key, node._roster, timing or LinkTiming(), machine)
         node._maker = maker
         node._listener = Listener(*tcp, maker)
         node._reaching = Reach(node._roster, maker, node._changed, host=tcp[0], learn=node._learn_candidates)
@@ -79,6 +84,7 @@ class Node:
             udp_candidates=udp_candidates,
             config=swim,
             epoch=node._epoch,
+            machine=machine,
         )
         node._resolver = Resolver(node, node._membership.lookup, may_own, node._roster, node._changed, node._reach)
         try:
@@ -90,6 +96,7 @@ class Node:
     def __init__(
         self,
         identity: Identity,
+        machine: Machine,
         *,
         link_grace_s: float,
         window_bytes: int,
@@ -97,22 +104,29 @@ class Node:
     ) -> None:
         self.node_id = identity.node_id
         self.role = identity.role
-        self._grace_s = link_grace_s
         self._changed = Signal()
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._held: set[Peer] = set()
+        self._mailboxes = Mailboxes(self._changed)
+        self._watch = Watch(_log)
+        self._watching: asyncio.Task[None] | None = None
         self.port_checks: list[PortCheck] = []  # what gather() found of mapped ports
         self._watchers: list[asyncio.Queue[Event]] = []
-        self._epoch = time.time_ns() // 1_000_000
+        self._epoch = machine.epoch_ms()
         context = PeerContext(
             epoch=self._epoch,
             window_bytes=window_bytes,
             link_grace_s=link_grace_s,
-            deliver=self._deliver,
+            deliver=self._mailboxes.deliver,
             changed=self._changed,
         )
         code_hash, model = hello
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
+        self._waking = Waking(self._roster, clock=machine.boot_us)
+        self._guard = Guard(
+            self._roster,
+            self._changed,
+            grace_s=link_grace_s,
+            is_dead=lambda node_id: self._membership.state_of(node_id) is swim_state.State.DEAD,
+        )
         self._maker: LinkMaker
         self._listener: Listener
         self._reaching: Reach
@@ -136,6 +150,17 @@ class Node:
     def counts(self) -> Counter[str]:
         """What became of the sockets that others opened here: accepted, strangers, evicted, refused, linked."""
         return self._listener.counts
+
+    def counters(self) -> Counter[str]:
+        """All that has been let in, passed on and refused here, by the names of counters.py."""
+        return (
+            named("door", self._listener.counts)
+            + named("handshake", self._maker.counts)
+            + named("link", self._roster.counts + self._mailboxes.counts + self._resolver.counts)
+            + self._reaching.counters()
+            + named("datagram", self._membership.datagram_counts)
+            + named("gossip", self._membership.gossip_counts)
+        )
 
     @property
     def last_refusal(self) -> str:
@@ -178,6 +203,10 @@ class Node:
                 )
         return found
 
+    def stood_still(self) -> str:
+        """That this process or this machine slept lately, and how long; "" if it did not."""
+        return self._waking.stood_still()
+
     def relayed(self) -> list[RelayInfo]:
         """The pairs of other nodes whose bytes this one passes on."""
         return self._reaching.relay.pairs()
@@ -192,9 +221,7 @@ class Node:
 
     def mailbox(self, name: str) -> Mailbox:
         """The mailbox of that name on this node; what came before it was asked for lies in it."""
-        if name not in self._mailboxes:
-            self._mailboxes[name] = Mailbox(name, on_room=self._on_mailbox_room)
-        return self._mailboxes[name]
+        return self._mailboxes.ask_for(name)
 
     def address(self, mailbox: str) -> Address:
         return Address(self.node_id, mailbox)
@@ -263,24 +290,7 @@ class Node:
 
     async def guard(self, peers: Collection[str]) -> NoReturn:
         """Raises LinkLost when one of these node ids has had no link for link_grace_s, has left, or has restarted."""
-        lives = {node_id: self._roster.peer(node_id).epoch for node_id in peers}
-        while True:
-            soonest_s: float | None = None
-            for node_id, life in lives.items():
-                peer = self._roster.peer(node_id)
-                if life and peer.epoch != life:
-                    raise LinkLost(f"{peer.name} has restarted: what it knew is gone")
-                lost_in_s = peer.lost_in_s()
-                if lost_in_s is not None and lost_in_s <= 0:
-                    raise peer.lost_error()
-                if lost_in_s is None and self._membership.state_of(node_id) is swim_state.State.DEAD:
-                    # SWIM alone buries frozen hosts falsely: its word counts when the link is as silent.
-                    lost_in_s = self._grace_s - peer.silent_s
-                    if lost_in_s <= 0:
-                        raise LinkLost(f"{peer.name}: no byte for {peer.silent_s:.0f} s, and declared dead")
-                if lost_in_s is not None:
-                    soonest_s = lost_in_s if soonest_s is None else min(soonest_s, lost_in_s)
-            await self._changed.wait(soonest_s)
+        return await self._guard.watch(peers)
 
     # --- behind the scenes
 
@@ -295,8 +305,20 @@ class Node:
         self._roster.on_datagram = lambda peer, data: self._membership.on_link_datagram(peer.node_id, data)
         self._membership.set_meta(meta_of(self._roster.candidates))
         self._listener.start()
+        self._waking.start()
+        self._watching = asyncio.ensure_future(self._tell_refusals())
+        self._watching.set_name("refusals")
+
+    async def _tell_refusals(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self._watch.tell(self.counters())
 
     async def _close(self) -> None:
+        self._waking.close()
+        if self._watching is not None:
+            await cancel_and_reap(self._watching)
+        self._watch.tell(self.counters())
         await self._listener.close()
         await self._reaching.close()
         await self._membership.leave(linger_s=0.0)
@@ -357,22 +379,6 @@ class Node:
 
     def _on_unlinked(self, peer: Peer) -> None:
         self._membership.link_down(peer.node_id)
-
-    def _deliver(self, peer: Peer, mailbox_name: str, delivery: Delivery) -> None:
-        if mailbox_name not in self._mailboxes and len(self._mailboxes) >= MAX_MAILBOXES:
-            _log.warning("%s wrote to the unknown mailbox %s", peer.name, mailbox_name)
-            return
-        mailbox = self.mailbox(mailbox_name)
-        mailbox.put(delivery)
-        if mailbox.full:
-            peer.hold_acks()
-            self._held.add(peer)
-
-    def _on_mailbox_room(self) -> None:
-        held, self._held = self._held, set()
-        for peer in held:
-            peer.release_acks()
-        self._changed.notify()
 
     def _emit(self, event: Event) -> None:
         for queue in self._watchers:

@@ -92,6 +92,11 @@ class Upgrades:
             self._no_punch_until = now + PUNCH_BAN_S
         self._kind = None
 
+    def restarted(self) -> None:
+        """The peer is in a new life: that the links to the old one ended says nothing about holes."""
+        if self._no_punch_until != float("inf"):
+            self._no_punch_until = 0.0
+
     def due_in_s(self, now: float) -> float | None:
         """Until the next round; None: there is nothing to improve."""
         if self._kind is None or self._kind is LinkKind.DIRECT:

@@ -57,7 +57,6 @@ class Peer:
         self._last_heard = self._now()
         self._down_cause = "no link yet"
         self._ack_timer: asyncio.TimerHandle | None = None
-        self._acks_held = False
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} {'linked' if self.link else 'not linked'}>"
@@ -72,6 +71,12 @@ class Peer:
         """Since the last byte from it."""
         return self._now() - (self.link.last_heard if self.link else self._last_heard)
 
+    @property
+    def via(self) -> str:
+        """The relay (its node id) of its link, or of the one that it had; "" if there was none."""
+        link = self.link or self._last_link
+        return link.via if link is not None else ""
+
     def lost_in_s(self) -> float | None:
         """How long until it counts as lost; 0 or less: it is. None: there is a link."""
         if self.link is not None:
@@ -81,11 +86,21 @@ class Peer:
 
     def lost_error(self) -> LinkLost:
         if self.left:
-            return LinkLost(f"{self.name} has left: {self.left}")
-        return LinkLost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+            return self.lost(f"{self.name} has left: {self.left}")
+        return self.lost(f"{self.name}: no link for {self._now() - self._down_since:.0f} s ({self.why_not_linked()})")
+
+    def lost(self, cause: str) -> LinkLost:
+        return LinkLost(cause, peer=self.node_id)
 
     def why_not_linked(self) -> str:
         return self.last_error.cause if self.last_error else self._down_cause
+
+    def stood_still(self, since: float, lag_s: float) -> None:
+        """From then on this process stood still for so long, and could not have heard it: that is no silence of its.
+        An open link sees to its own."""
+        if self.link is None:
+            self._down_since += lag_s if self._down_since <= since else 0.0
+            self._last_heard += lag_s if self._last_heard <= since else 0.0
 
     def udp_address(self) -> tuple[str, int] | None:
         """Where it probably hears datagrams: the host at the other end of the link, and the port that we were told."""
@@ -102,6 +117,8 @@ class Peer:
         """This link carries the session from now on. The link that it replaces, if any."""
         old, self.link = self.link, link
         self.path_reason = self._why_this_path(old)
+        if self.epoch not in (0, link.hello.epoch):
+            self.upgrades.restarted()
         self.upgrades.linked(link.kind, self._now())
         self.role, self.generation = link.peer.role, link.peer.generation
         self.left = self.last_error = self.refusal = None
@@ -135,10 +152,10 @@ class Peer:
             return f"was {old.kind.name.lower()}"
         return "the first that worked" if self.epoch == 0 else f"after: {self._down_cause}"
 
-    def leg_closed(self, token: bytes, cause: str) -> None:
-        """The relay says how the leg ended whose link we have, or had a moment ago."""
+    def leg_closed(self, token: bytes, relay_id: str, cause: str) -> None:
+        """The relay says how the leg ended whose link we have, or had a moment ago; of others it says nothing."""
         last = self.link or self._last_link
-        if last is not None and last.id == link_id_of(token):
+        if last is not None and last.via == relay_id and last.id == link_id_of(token):
             self._down_cause = cause
             if self.link is not None:
                 self.link.abort()
@@ -153,7 +170,7 @@ class Peer:
             if self.left is not None or (lost_in_s is not None and lost_in_s <= 0):
                 raise self.lost_error()
             if life and self.epoch != life:
-                raise LinkLost(f"{self.name} has restarted: what it knew is gone")
+                raise self.lost(f"{self.name} has restarted: what it knew is gone")
             if self.epoch and self.session.has_room:
                 break
             life = self.epoch
@@ -205,10 +222,10 @@ class Peer:
 
     def hold_acks(self) -> None:
         """A mailbox is full: acknowledge nothing more, so that the sender's window closes."""
-        self._acks_held = True
+        self.session.acks_held = True
 
     def release_acks(self) -> None:
-        self._acks_held = False
+        self.session.acks_held = False
         self._flush_ack()
 
     def _schedule_ack(self) -> None:
@@ -223,7 +240,7 @@ class Peer:
     def _take_ack(self) -> bytes:
         """An ACK frame's bytes, if one is owed and there is a link to send it on."""
         self._cancel_ack_timer()
-        if self._acks_held or self.link is None:
+        if self.link is None:
             return b""
         received = self.session.take_ack()
         if received is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 
 from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.events import PortCheck
 from ppsmoke.cluster.handshake import NONCE_BYTES
 from ppsmoke.cluster.peer import Peer
-from ppsmoke.cluster.raw_sockets import RawSocket, connect, within
+from ppsmoke.cluster.raw_sockets import within
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.signals import DialBack, DialledBack
 from ppsmoke.cluster.sockets import LinkMaker
@@ -95,11 +94,11 @@ class PortChecks:
         where = f"{candidate.host}:{candidate.tcp_port}"
         seconds = self._maker.timing.connect_s
         try:
-            raw = RawSocket(await within(seconds, connect(candidate), name=where, doing="nobody answered"))
+            raw = await self._maker.connect(candidate)
         except LinkError as error:
             return error.cause
         try:
-            probing = self._maker.probe(raw.socket, peer_id=node_id, nonce=secrets.token_bytes(NONCE_BYTES))
+            probing = self._maker.probe(raw.socket, peer_id=node_id, nonce=self._maker.machine.token(NONCE_BYTES))
             await within(seconds, probing, name=where, doing="whoever answered is no node of ours: nothing came back")
         except LinkError as error:
             return error.cause

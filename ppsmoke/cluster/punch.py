@@ -13,7 +13,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from ppsmoke.cluster.raw_sockets import RawSocket, choose_congestion_control
+from ppsmoke.cluster.raw_sockets import RawSocket, reusing_socket
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
@@ -23,22 +23,6 @@ RETRY_S = (0.010, 0.050)  # after a RST, at random, so that the two do not go on
 CONFIRM_S = 3.0  # to hear from whoever answered that it is the peer
 
 OpenSocket = Callable[[int, int], socket.socket]  # address family, local port
-
-
-def reusing_socket(family: int, port: int) -> socket.socket:
-    """A non-blocking TCP socket bound to that local port (0: a fresh one) that others can be bound to as well."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        choose_congestion_control(sock)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):  # macOS needs it, Linux takes either
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
-        return sock
-    except BaseException:
-        sock.close()
-        raise
 
 
 async def punch(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from dataclasses import dataclass
 
+from ppsmoke.cluster.asked import AskedLinks
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.link import Link
 from ppsmoke.cluster.peer import Peer
-from ppsmoke.cluster.punch import DEADLINE_S, punch, reusing_socket
+from ppsmoke.cluster.punch import DEADLINE_S, punch
 from ppsmoke.cluster.raw_sockets import RawSocket, within
 from ppsmoke.cluster.rendezvous import PROBES_S
 from ppsmoke.cluster.roster import Roster
 from ppsmoke.cluster.signals import Mapped, NoPunch, PunchAsk, PunchAt
 from ppsmoke.cluster.signals import Rendezvous as RendezvousAt
 from ppsmoke.cluster.sockets import LinkMaker
-from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
-from ppsmoke.waiting import Deadline, cancel_and_reap
+from ppsmoke.errors import FrameError, LinkError
+from ppsmoke.waiting import cancel_and_reap
 
 SECOND_PROBE_S = 0.25  # beyond a round trip after the first
 MAX_ATTEMPTS = 16
@@ -32,11 +32,11 @@ class _Attempt:
 
 
 class Puncher:
-    def __init__(self, roster: Roster, maker: LinkMaker, rng: random.Random) -> None:
+    def __init__(self, roster: Roster, maker: LinkMaker) -> None:
         self._roster = roster
         self._maker = maker
-        self._rng = rng
-        self._waiting: dict[tuple[str, str], asyncio.Future[Link]] = {}  # by relay and peer
+        self._rng = maker.machine.random()
+        self._asked = AskedLinks()  # of relays about peers
         self._attempts: dict[bytes, _Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -45,18 +45,14 @@ class Puncher:
 
     async def ask(self, peer: Peer, relay: Peer) -> Link:
         """A punched link that is up. Raises LinkError."""
-        key = (relay.node_id, peer.node_id)
-        waiting = self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
-        if not self._roster.tell(relay.node_id, PunchAsk(peer.node_id)):
-            self._settle(key, LinkError(f"the link to {relay.name} is gone"))
-        try:
-            budget_s = 2 * PROBES_S + DEADLINE_S + self._maker.timing.handshake_s
-            return await Deadline.after(budget_s).wait(asyncio.shield(waiting), doing="")
-        except DeadlineExceeded:
-            raise LinkError(f"no hole: {relay.name} does not answer") from None
-        finally:
-            if self._waiting.get(key) is waiting:
-                del self._waiting[key]
+
+        def ask() -> None:
+            if not self._roster.tell(relay.node_id, PunchAsk(peer.node_id)):
+                self._asked.settle(relay.node_id, peer.node_id, LinkError(f"the link to {relay.name} is gone"))
+
+        within_s = 2 * PROBES_S + DEADLINE_S + self._maker.timing.handshake_s
+        silence = f"no hole: {relay.name} does not answer"
+        return await self._asked.wait(relay.node_id, peer.node_id, ask=ask, within_s=within_s, silence=silence)
 
     def on_rendezvous(self, relay: Peer, signal: RendezvousAt) -> None:
         peer = self._roster.peers.get(signal.peer)
@@ -79,22 +75,22 @@ class Puncher:
         if peer is None or peer.link is None or peer.link.via != relay.node_id:
             return  # nobody else's opinion was asked
         peer.upgrades.no_punch(f"no hole: {signal.reason}", for_good=signal.for_good)
-        self._settle((relay.node_id, signal.peer), LinkError(f"no hole: {signal.reason}"))
+        self._asked.settle(relay.node_id, signal.peer, LinkError(f"no hole: {signal.reason}"))
         for attempt in self._attempts.values():
             if (attempt.relay, attempt.peer) == (relay, peer) and not attempt.start.done():
                 attempt.start.cancel()
 
     async def _take_part(self, attempt: _Attempt, signal: RendezvousAt) -> None:
-        peer, key = attempt.peer, (attempt.relay.node_id, attempt.peer.node_id)
+        peer, asked = attempt.peer, (attempt.relay.node_id, attempt.peer.node_id)
         probes: list[socket.socket] = []
         try:
             mapped = await self._probe(attempt.relay, signal, probes)
             self._roster.tell(attempt.relay.node_id, mapped)
             start = await self._word_of_start(attempt)
-            self._settle(key, await self._punch(peer, mapped.local_port, start))
+            self._asked.settle(*asked, await self._punch(peer, mapped.local_port, start))
         except LinkError as error:
             peer.upgrades.no_punch(f"no hole: {error.cause}", for_good=False)
-            self._settle(key, LinkError(f"no hole: {error.cause}"))
+            self._asked.settle(*asked, LinkError(f"no hole: {error.cause}"))
         finally:
             del self._attempts[signal.attempt]
             for sock in probes:
@@ -121,9 +117,9 @@ class Puncher:
                 doing="no address",
             )
             family, address = found[0][0], found[0][4]
-            first = _probe_socket(family, 0, probes)
+            first = self._probe_socket(family, 0, probes)
             port = first.getsockname()[1]
-            second = _probe_socket(family, port, probes)
+            second = self._probe_socket(family, port, probes)
             at_second = asyncio.ensure_future(
                 self._probe_one(second, (address[0], signal.second_port), relay, signal.attempt)
             )
@@ -140,6 +136,11 @@ class Puncher:
         host = first.getsockname()[0]
         return Mapped(signal.attempt, port, int(rtt_s * 1e6), ((host, port),), "")
 
+    def _probe_socket(self, family: int, port: int, probes: list[socket.socket]) -> socket.socket:
+        sock = self._maker.machine.reusing_socket(family, port)
+        probes.append(sock)
+        return sock
+
     async def _probe_one(self, sock: socket.socket, address: tuple[str, int], relay: Peer, nonce: bytes) -> None:
         if address[1]:
             await asyncio.get_running_loop().sock_connect(sock, address)
@@ -149,7 +150,13 @@ class Puncher:
         own_id = self._maker.node_id
         mine = Preamble(LinkKind.PUNCHED, own_id, peer.node_id, start.attempt)
         await asyncio.sleep(min(start.delay_us / 1e6, 1.0))
-        raw: RawSocket = await punch(port, start.targets, lambda sock: self._maker.greet(sock, mine), rng=self._rng)
+        raw: RawSocket = await punch(
+            port,
+            start.targets,
+            lambda sock: self._maker.greet(sock, mine),
+            rng=self._rng,
+            open_socket=self._maker.machine.reusing_socket,
+        )
         try:
             # Nobody dialled: by agreement the lower id did.
             source, target = sorted((own_id, peer.node_id))
@@ -158,19 +165,3 @@ class Puncher:
             return await within(self._maker.timing.handshake_s, handshake, name=peer.name, doing="no handshake")
         finally:
             raw.close()
-
-    def _settle(self, key: tuple[str, str], outcome: Link | LinkError) -> None:
-        waiting = self._waiting.get(key)
-        if waiting is None or waiting.done():
-            return
-        if isinstance(outcome, LinkError):
-            waiting.set_exception(outcome)
-            waiting.exception()  # whoever asked may have given up
-        else:
-            waiting.set_result(outcome)
-
-
-def _probe_socket(family: int, port: int, probes: list[socket.socket]) -> socket.socket:
-    sock = reusing_socket(family, port)
-    probes.append(sock)
-    return sock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ppsmoke.cluster.addresses import Candidate
@@ -61,6 +61,30 @@ def choose_congestion_control(sock: socket.socket) -> None:
         return
 
 
+def stream_socket(family: int) -> socket.socket:
+    """A non-blocking TCP socket, for loop.sock_connect."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    choose_congestion_control(sock)
+    return sock
+
+
+def reusing_socket(family: int, port: int) -> socket.socket:
+    """A non-blocking TCP socket bound to that local port (0: a fresh one) that others can be bound to as well."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        choose_congestion_control(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):  # macOS needs it, Linux takes either
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+        return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
 def tune(sock: socket.socket) -> None:
     """Options of a link's socket; what this system lacks is left out."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,14 +96,12 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-async def connect(candidate: Candidate) -> socket.socket:
-    """A socket that is connected there. Raises OSError."""
+async def connect(candidate: Candidate, open_socket: Callable[[int], socket.socket]) -> socket.socket:
+    """A socket of open_socket(address family) that is connected there. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(candidate.host, candidate.tcp_port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    sock.setblocking(False)
-    choose_congestion_control(sock)
+    family, address = found[0][0], found[0][4]
+    sock = open_socket(family)
     try:
         await loop.sock_connect(sock, address)
     except BaseException:
@@ -95,7 +117,7 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = await loop.sock_recv(sock, count - len(data))
         if not more:
-            raise FrameError("hung up within the preamble")
+            raise FrameError("hung up within the preamble", reason="hung-up")
         data += more
     return data
 
@@ -108,5 +130,7 @@ async def within(seconds: float, coroutine: Coroutine[Any, Any, Any], *, name: s
         raise LinkError(f"{name}: {doing} within {seconds:g} s") from error
     except socket.gaierror as error:
         raise LinkError(f"{name}: no such host ({error.strerror})") from error
+    except UnicodeError as error:
+        raise LinkError(f"{name}: no name of a host") from error
     except OSError as error:  # asyncio puts its own words in strerror
         raise LinkError(f"{name}: {os.strerror(error.errno) if error.errno else error}") from error

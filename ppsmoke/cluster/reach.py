@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from collections import Counter
 from collections.abc import Callable
 
 from ppsmoke.cluster.changes import Signal as Changed
+from ppsmoke.cluster.counters import named
 from ppsmoke.cluster.dialling import Dialler
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.legs import Legs
@@ -47,11 +48,17 @@ class Reach:
         self.rendezvous = Rendezvous(roster, maker, host=host)
         self.port_checks = PortChecks(roster, maker)
         self._legs = Legs(roster, maker)
-        self._puncher = Puncher(roster, maker, random.Random())
-        self.dialler = Dialler(self._open, self._relays_to, learn, changed, maker.timing, random.Random())
+        self._puncher = Puncher(roster, maker)
+        self.dialler = Dialler(self._open, self._relays_to, learn, changed, maker.timing, maker.machine.random())
         maker.doors[LinkKind.RELAYED] = self._on_leg
         maker.doors[LinkKind.PROBE] = self.rendezvous.on_probe
         roster.on_signal = self._on_signal
+
+    def counters(self) -> Counter[str]:
+        """By the names of counters.py."""
+        relay = self.relay.counts + Counter({"bad-token": self._legs.counts["bad-token"]})
+        tokens = Counter({"link.too-many-tokens": self._legs.counts["too-many-tokens"]})
+        return named("relay", relay) + named("hole", self.rendezvous.counts) + tokens
 
     async def close(self) -> None:
         self._roster.on_signal = lambda peer, signal: None  # nothing new is begun
@@ -98,7 +105,7 @@ class Reach:
                 self._legs.on_refused(peer, signal)
             case LegClosed(token, other, reason):
                 if (relayed := self._roster.peers.get(other)) is not None:
-                    relayed.leg_closed(token, f"over the relay {peer.name}: {reason}")
+                    relayed.leg_closed(token, peer.node_id, f"over the relay {peer.name}: {reason}")
             case PunchAsk():
                 self.rendezvous.on_ask(peer, signal)
             case Mapped():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -88,7 +87,7 @@ class Relay:
         if any(pair.splice is None and pair.ids == {asker.node_id, to} for pair in self._pairs.values()):
             return  # the other side asked at the same time: both have their token
         loop = asyncio.get_running_loop()
-        pair = _Pair(secrets.token_bytes(TOKEN_BYTES), asker, other)
+        pair = _Pair(self._maker.machine.token(TOKEN_BYTES), asker, other)
         pair.legs = {peer.node_id: loop.create_future() for peer in pair.both}
         self._pairs[pair.token] = pair
         self.counts["paired"] += 1
@@ -102,7 +101,7 @@ class Relay:
         leg = pair.legs.get(preamble.source) if pair is not None else None
         if leg is None or leg.done():
             self.counts["bad-token"] += 1
-            raise FrameError("a relay leg with a token that is not, or no longer, good")
+            raise FrameError("a relay leg with a token that is not, or no longer, good", reason="bad-token")
         leg.set_result(RawSocket(raw.hand_over()))
 
     def _why_not(self, asker: Peer, other: Peer | None) -> str:

@@ -4,7 +4,6 @@ both to start together. It carries no byte of theirs."""
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass, field
@@ -28,9 +27,9 @@ MAX_HELD = 4  # probes of one attempt that are kept open
 
 @dataclass(eq=False)
 class _Attempt:
+    nonce: bytes
     asker: Peer
     other: Peer
-    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))
     seen: dict[tuple[str, bool], tuple[str, int]] = field(default_factory=dict)  # by node, at the second port or not
     mapped: dict[str, asyncio.Future[Mapped]] = field(default_factory=dict)
     held: list[socket.socket] = field(default_factory=list)
@@ -51,7 +50,7 @@ class _Attempt:
 
 class Rendezvous:
     def __init__(self, roster: Roster, maker: LinkMaker, *, host: str) -> None:
-        self.counts: Counter[str] = Counter()  # attempts, hopeless, arranged, probes
+        self.counts: Counter[str] = Counter()  # attempts, hopeless, arranged, probes, repeated-probe
         self._roster = roster
         self._maker = maker
         self._host = host
@@ -69,7 +68,7 @@ class Rendezvous:
         if reason:
             self._roster.tell(asker.node_id, NoPunch(signal.to, reason, for_good=False))
             return
-        attempt = _Attempt(asker, other)
+        attempt = _Attempt(self._maker.machine.token(TOKEN_BYTES), asker, other)
         loop = asyncio.get_running_loop()
         attempt.mapped = {peer.node_id: loop.create_future() for peer in (asker, other)}
         self._attempts[attempt.nonce] = attempt
@@ -87,6 +86,9 @@ class Rendezvous:
         attempt = self._attempts.get(preamble.nonce)
         if attempt is not None and preamble.source in attempt.mapped and len(attempt.held) < MAX_HELD:
             at_second = self._second is not None and raw.socket.getsockname()[1] == self._second.port
+            if (preamble.source, at_second) in attempt.seen:  # somebody has overheard its preamble, and comes later
+                self.counts["repeated-probe"] += 1
+                return
             attempt.seen[preamble.source, at_second] = (observed.host, observed.port)
             attempt.held.append(raw.hand_over())
 

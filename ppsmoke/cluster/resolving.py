@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class Resolver:
         self._roster = roster
         self._changed = changed
         self._reach = reach
+        self.counts: Counter[str] = Counter()  # false-name: claims without the right to them, each once
         self._liars: set[tuple[str, str]] = set()  # (node id, name): told of once
 
     async def resolve(self, name: str) -> Address:
@@ -71,5 +73,6 @@ class Resolver:
         rightful = self._may_own(name, peer.role) and generation <= peer.generation
         if not rightful and (peer.node_id, name) not in self._liars:
             self._liars.add((peer.node_id, name))
+            self.counts["false-name"] += 1
             _log.warning("%s claims the name %s without the right to it", peer.name, name)
         return rightful

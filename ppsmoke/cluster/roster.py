@@ -18,6 +18,7 @@ from ppsmoke.cluster.signals import Signal, decode_signal, encode_signal
 from ppsmoke.errors import FrameError, LinkError
 
 DRAIN_S = 5.0  # a replaced link is kept this long at most until the peer is seen to use the new one
+MAX_PEERS = 1024  # beyond it, nobody becomes one by another's word alone
 YOUNG_LINK_S = 2.0  # a link this young may be news that the peer's HELLO on another could not know of yet
 
 _log = logging.getLogger("ppsmoke.cluster")
@@ -43,14 +44,20 @@ class Roster:
         self.on_heard: Callable[[Peer], None] = lambda peer: None
         self.on_datagram: Callable[[Peer, bytes], None] = lambda peer, data: None
         self.on_signal: Callable[[Peer, Signal], None] = lambda peer, signal: None
-        self.counts: Counter[str] = Counter()  # carried, not-carried: datagrams passed on for others, and dropped
+        # carried, not-carried: datagrams passed on for others, and dropped; links that ended without a BYE, by reason
+        self.counts: Counter[str] = Counter()
         self._node_id = node_id
         self._context = context
         self._code_hash = code_hash
         self._model = model
         self._emit = emit
         self._generations: dict[str, int] = {}
+        self._admissions = 0
         self._now = asyncio.get_running_loop().time
+
+    def knows_or_has_room(self, node_id: str) -> bool:
+        """Whether a node that somebody merely speaks of may become a peer here."""
+        return node_id in self.peers or len(self.peers) < MAX_PEERS
 
     def peer(self, node_id: str) -> Peer:
         """The peer of that id, which may never have been heard of."""
@@ -111,9 +118,13 @@ class Roster:
     def admit(self, link: Link) -> Bye | None:
         """The lower id decides, so that both ends keep the same link (facts/network.md, 4.6): the better class, then
         the one that the lower id dialled, then the older. A link that the peer has lost already is never kept."""
-        peer = self.peer(link.peer_id)
-        if (refusal := self._outdated(link)) is not None:
-            return refusal
+        refusal = self._outdated(link) or self._why_not_this_one(link, self.peer(link.peer_id))
+        if refusal is None:
+            self._admissions += 1
+            link.admission = self._admissions
+        return refusal
+
+    def _why_not_this_one(self, link: Link, peer: Peer) -> Bye | None:
         current = peer.link
         if current is None or link.hello.epoch != peer.epoch:
             return None
@@ -129,6 +140,9 @@ class Roster:
             return
         restarted = peer.epoch not in (0, link.hello.epoch)
         self._generations.setdefault(link.peer.role, link.peer.generation)
+        current = peer.link
+        if not link.serves and current is not None and not restarted and link.admission < current.admission:
+            return  # its READY was overtaken: the peer has replaced this link already, and is about to end it
         old = peer.attach(link)
         if old is not None and link.serves:
             link.replaces = old
@@ -140,14 +154,18 @@ class Roster:
         peer = self.peers[link.peer_id]
         if link.replaces is not None:
             self._let_go_of_old(link)
-        if frame.type is FrameType.SWIM:
-            self.on_datagram(peer, frame.payload)
-        elif frame.type is FrameType.SIGNAL:
-            self.on_signal(peer, decode_signal(frame.payload))
-        elif frame.type is FrameType.CARRY:
-            self._on_carried(peer, frame.payload)
-        else:
-            peer.on_frame(frame)
+        try:
+            if frame.type is FrameType.SWIM:
+                self.on_datagram(peer, frame.payload)
+            elif frame.type is FrameType.SIGNAL:
+                self.on_signal(peer, decode_signal(frame.payload))
+            elif frame.type is FrameType.CARRY:
+                self._on_carried(peer, frame.payload)
+            else:
+                peer.on_frame(frame)
+        except FrameError as error:
+            error.reason = error.reason or f"bad-{frame.type.name.lower()}"
+            raise
 
     def link_heard(self, link: Link) -> None:
         self.on_heard(self.peers[link.peer_id])
@@ -162,6 +180,9 @@ class Roster:
         peer.role, peer.generation = link.peer.role, link.peer.generation
         peer.last_error = peer.refusal = error
         self._context.changed.notify()
+
+    def link_broken(self, link: Link, reason: str) -> None:
+        self.counts[reason] += 1
 
     def link_down(self, link: Link, cause: str, bye: Bye | None) -> None:
         peer = self.peers[link.peer_id]

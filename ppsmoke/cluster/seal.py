@@ -31,11 +31,7 @@ OVERHEAD_BYTES = _HEADER.size + TAG_BYTES
 
 
 class SealError(FrameError):
-    """A datagram that is not let in; reason is a word for the counters."""
-
-    def __init__(self, cause: str, *, reason: str) -> None:
-        super().__init__(cause)
-        self.reason = reason
+    """A datagram that is not let in."""
 
 
 class Opened(NamedTuple):

@@ -19,10 +19,11 @@ from ppsmoke.errors import FrameError, MessageError
 
 WINDOW_BYTES = 16 << 20  # 1 Gbit/s over 120 ms; a message is taken whole while less than this is unacknowledged
 MAX_MESSAGE_BYTES = 64 << 20  # a float32 prefill of 2,048 tokens at width 8,192
-ACK_AT_BYTES = (
-    256 << 10
-)  # an ACK leaves at once when this much is owed, else with the next data or by the owner's timer
+# An ACK leaves at once when this much is owed, else with the next data or by the owner's timer.
+ACK_AT_BYTES = 256 << 10
 _CHUNK_COST_BYTES = 200  # what a queued chunk takes besides its payload, so that many small messages count too
+# What may come before we have acknowledged any of it: a window, and the message that was taken when it was nearly full.
+MAX_UNACKED_BYTES = WINDOW_BYTES + MAX_MESSAGE_BYTES + (MAX_MESSAGE_BYTES // MAX_PAYLOAD_BYTES + 2) * _CHUNK_COST_BYTES
 _HEAD = struct.Struct("!IB")  # at the front of a message's first chunk: bytes of the message, of the mailbox's name
 
 
@@ -45,6 +46,7 @@ class Session:
         self._epoch = epoch
         self._window_bytes = window_bytes
         self.peer_epoch = 0
+        self.acks_held = False  # acknowledge nothing more: nobody takes what has come, so the sender's window closes
         self.dropped_chunks = 0  # meant for an earlier life of the peer
         self.duplicates = 0
         self._forget()
@@ -57,6 +59,8 @@ class Session:
         self._acked = 0
         self.unacked_bytes = 0
         self._received = 0
+        self._acknowledged = 0  # as far as the peer was told
+        self._unacked_in = 0  # bytes of what came since
         self._owed_bytes = 0
         self._ack_owed = False
         self._assembly = bytearray()  # not a list of parts: many tiny chunks must not cost more than they bring
@@ -119,13 +123,17 @@ class Session:
                 self.unacked_bytes -= len(queue.popleft().payload) + _CHUNK_COST_BYTES
 
     def on_chunk(self, frame: Frame) -> Arrival | None:
-        """The message that this chunk completes. Raises FrameError, with nothing changed, for an impossible one."""
+        """The message that this chunk completes. Raises FrameError, with nothing changed, for an impossible one, and
+        for one that the peer may not send before we have acknowledged others."""
         if frame.sequence <= self._received:
             self.duplicates += 1
             self._owe(len(frame.payload))
             return None
         if frame.sequence != self._received + 1:
             raise FrameError(f"chunk {frame.sequence} after chunk {self._received}")
+        cost = len(frame.payload) + _CHUNK_COST_BYTES
+        if self._unacked_in + cost > MAX_UNACKED_BYTES:
+            raise FrameError("more than fits into its window", reason="over-window")
         payload, mailbox, missing = frame.payload, self._mailbox, self._missing_bytes
         if bool(frame.flags & FrameFlags.FIRST) == bool(mailbox):
             raise FrameError("a message that starts within another, or goes on without a start")
@@ -137,6 +145,7 @@ class Session:
         if missing < 0 or (missing == 0) != bool(frame.flags & FrameFlags.LAST):
             raise FrameError("a message that is not as long as it said")
         self._received = frame.sequence
+        self._unacked_in += cost
         self._owe(len(frame.payload))
         if missing:
             self._assembly += payload
@@ -149,15 +158,16 @@ class Session:
 
     def take_ack(self) -> int | None:
         """What to acknowledge, if anything is owed; taken means told."""
-        if not self._ack_owed:
+        if not self._ack_owed or self.acks_held:
             return None
         self._ack_owed = False
-        self._owed_bytes = 0
+        self._owed_bytes = self._unacked_in = 0
+        self._acknowledged = self._received
         return self._received
 
     def resume(self, current_link: int) -> Resume:
-        """For our HELLO on the next link."""
-        return Resume(self.peer_epoch, self._received, current_link)
+        """For our HELLO on the next link. It acknowledges as well: while that is held, what came comes again."""
+        return Resume(self.peer_epoch, self._acknowledged if self.acks_held else self._received, current_link)
 
     def attach(self, *, peer_epoch: int, peer_resume: Resume) -> bool:
         """Go on over a new link whose HELLO said this. True if the peer has begun a new life: all before is forgotten.

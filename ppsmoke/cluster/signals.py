@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, fields
 
-from ppsmoke.errors import FrameError
+from ppsmoke.cluster.addresses import is_ip
+from ppsmoke.errors import FrameError, one_line
 
 TOKEN_BYTES = 16
 MAX_TARGETS = 6
@@ -182,7 +183,7 @@ def _decode(how: str, data: bytes, at: int) -> tuple[object, int]:
         return _take(data, at, TOKEN_BYTES), at + TOKEN_BYTES
     if how == "s":
         length = _take(data, at, 1)[0]
-        return _take(data, at + 1, length).decode(errors="replace"), at + 1 + length
+        return one_line(_take(data, at + 1, length).decode(errors="replace")), at + 1 + length
     if how == "l":
         return _decode_addresses(data, at)
     part = _FIXED[how]
@@ -198,6 +199,8 @@ def _decode_addresses(data: bytes, at: int) -> tuple[tuple[tuple[str, int], ...]
     for _ in range(count):
         host, at = _decode("s", data, at)
         port, at = _decode("H", data, at)
+        if not is_ip(host):  # a hole leads to an address; a name would have us ask a resolver of its owner's choice
+            raise FrameError(f"a signal with {host[:80]!r} for an address")
         found.append((host, port))
     return tuple(found), at
 

@@ -6,23 +6,26 @@ The preamble is read from the raw socket to the byte: a stream reader would swal
 from __future__ import annotations
 
 import asyncio
-import secrets
+import functools
 import socket
 import ssl
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ppsmoke.cluster.addresses import Candidate
+from ppsmoke.cluster.crowd import Crowd
 from ppsmoke.cluster.handshake import NONCE_BYTES, PREAMBLE_BYTES, LinkKind, Observed, Preamble, preamble_key
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.link import Link, LinkOwner, LinkTiming
-from ppsmoke.cluster.raw_sockets import RawSocket, connect, listening_socket, receive_exactly, tune, within
+from ppsmoke.cluster.machine import Machine
+from ppsmoke.cluster.raw_sockets import RawSocket, connect, receive_exactly, tune, within
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError
 from ppsmoke.waiting import Deadline, cancel_and_reap
 
-MAX_STRANGERS = 64  # accepted sockets without a valid preamble; a further one costs the oldest its place
-MAX_HANDSHAKES = 64  # accepted sockets with a valid one that are not up yet; a further one is refused
+MAX_STRANGERS = 64  # accepted sockets without a valid preamble; for a further one somebody has to go (crowd.py)
+MAX_HANDSHAKES = 64  # accepted sockets with a valid one that are not up yet; the same
+MAX_NONCES = 4096  # of preambles that were let in; whoever has only overheard one cannot use it again
 ACCEPT_PAUSE_S = 0.1  # after an accept that failed (no file descriptors left, say)
 
 # What becomes of an accepted socket whose preamble is no direct link's: the link that it became, None if none.
@@ -32,20 +35,25 @@ Door = Callable[[RawSocket, Preamble], Coroutine[Any, Any, Link | None]]
 class LinkMaker:
     """What every link of a node has in common: its keys, its owner, its patience."""
 
-    def __init__(self, identity: Identity, cluster_key: bytes, owner: LinkOwner, timing: LinkTiming) -> None:
+    def __init__(
+        self, identity: Identity, cluster_key: bytes, owner: LinkOwner, timing: LinkTiming, machine: Machine
+    ) -> None:
         self.node_id = identity.node_id
         self.timing = timing
-        self.links: set[Link] = set()  # all that have not ended, whatever their state
+        self.machine = machine
+        self.links: dict[Link, None] = {}  # all that have not ended, whatever their state, the oldest first
         self._owner = owner
         self._key = preamble_key(cluster_key)
-        self._server_context = identity.tls_context(side="server")
-        self._client_context = identity.tls_context(side="client")
+        self._server_context = machine.tls_context(identity, side="server")
+        self._client_context = machine.tls_context(identity, side="client")
+        self._nonces: OrderedDict[bytes, None] = OrderedDict()  # oldest first
+        self.counts: Counter[str] = Counter()  # handshakes that failed, by reason, whoever dialled
         self.doors: dict[LinkKind, Door] = {}  # who takes accepted sockets of the other kinds
 
     async def dial(self, candidate: Candidate, *, peer_id: str, name: str) -> Link:
         """A link that is up. Raises LinkError; HelloRefused and KeyRefused among them."""
         where = f"{candidate.host}:{candidate.tcp_port}"
-        preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, secrets.token_bytes(NONCE_BYTES))
+        preamble = Preamble(LinkKind.DIRECT, self.node_id, peer_id, self.machine.token(NONCE_BYTES))
         raw = await self._open(candidate, preamble)
         try:
             handshake = self.handshake(raw, preamble, name=name, dialled=True, where=candidate)
@@ -77,24 +85,38 @@ class LinkMaker:
         if theirs != Preamble(preamble.kind, preamble.target, preamble.source, preamble.nonce):
             raise FrameError("somebody else is at the other end of the punched connection")
 
-    async def welcome(self, raw: RawSocket, *, on_known: Callable[[], bool]) -> Link | None:
+    async def welcome(self, raw: RawSocket, *, on_known: Callable[[], None]) -> Link | None:
         """An accepted socket: its link, or None if it is taken care of otherwise. on_known is called once the preamble
-        is valid; False: no room, hang up. Raises FrameError for a stranger, LinkError for a handshake that failed."""
+        is valid. Raises FrameError for a stranger, LinkError for a handshake that failed."""
         data = await receive_exactly(raw.socket, PREAMBLE_BYTES)
         preamble = Preamble.open(data, self._key)
         if preamble.target != self.node_id or preamble.source == self.node_id:
-            raise FrameError("a preamble that is meant for another node")
-        if not on_known():
-            raise LinkError("too many handshakes at once")
+            raise FrameError("a preamble that is meant for another node", reason="wrong-target")
         if preamble.kind is LinkKind.DIRECT:
+            self._note_nonce(preamble.nonce)
+            on_known()
             return await self.handshake(raw, preamble, name="", dialled=False)
         if preamble.kind not in self.doors:
-            raise FrameError(f"a {preamble.kind.name} preamble where none is due")
+            raise FrameError(f"a {preamble.kind.name} preamble where none is due", reason="other-protocol")
+        on_known()
         return await self.doors[preamble.kind](raw, preamble)
+
+    async def connect(self, candidate: Candidate) -> RawSocket:
+        """A socket without a preamble. Raises LinkError."""
+        where, connecting = f"{candidate.host}:{candidate.tcp_port}", connect(candidate, self.machine.stream_socket)
+        return RawSocket(await within(self.timing.connect_s, connecting, name=where, doing="nobody answered"))
+
+    def _note_nonce(self, nonce: bytes) -> None:
+        """Raises FrameError for one that was used before."""
+        if nonce in self._nonces:
+            raise FrameError("a preamble that was used before", reason="replayed")
+        self._nonces[nonce] = None
+        if len(self._nonces) > MAX_NONCES:
+            self._nonces.popitem(last=False)
 
     async def _open(self, candidate: Candidate, preamble: Preamble) -> RawSocket:
         where = f"{candidate.host}:{candidate.tcp_port}"
-        raw = RawSocket(await within(self.timing.connect_s, connect(candidate), name=where, doing="nobody answered"))
+        raw = await self.connect(candidate)
         try:
             tune(raw.socket)
             sending = asyncio.get_running_loop().sock_sendall(raw.socket, preamble.seal(self._key))
@@ -116,48 +138,65 @@ class LinkMaker:
     ) -> Link:
         """A link that is up, from a socket on which both sides know the preamble. where: what was dialled; via: the
         relay's id. Raises LinkError."""
-        loop = asyncio.get_running_loop()
         tune(raw.socket)
         link = Link(self._owner, preamble, own_id=self.node_id, timing=self.timing, dialled=dialled, name=name)
         link.where, link.via = where, via
-        self.links.add(link)
-        link.closed.add_done_callback(lambda _: self.links.discard(link))
+        self.links[link] = None
+        link.closed.add_done_callback(lambda _: self.links.pop(link))
         try:
-            sock = raw.hand_over()
-            if link.serves:
-                await loop.connect_accepted_socket(lambda: link, sock, ssl=self._server_context)
-            else:
-                await loop.create_connection(lambda: link, sock=sock, ssl=self._client_context, server_hostname="")
+            await self._open_tls(link, raw.hand_over())
             await link.opened
             return link
         except asyncio.CancelledError:
             link.abort()
             raise
-        except ssl.SSLCertVerificationError as error:
-            raise LinkError(f"{link.peer_name} has no certificate of this run ({error.verify_message})") from error
-        except ssl.SSLError as error:
-            raise LinkError(f"{link.peer_name}: TLS failed ({error.reason or error})") from error
-        except OSError as error:
-            raise LinkError(
-                f"{link.peer_name} hung up before TLS: another cluster key, not ready yet, or no node of ours"
-            ) from error
+        except LinkError as error:
+            self.counts[error.reason or "failed"] += 1
+            raise
         finally:
             if link.state == "tls":  # it got no further; beyond, it may have a BYE to say and ends by itself
                 link.abort()
+
+    async def _open_tls(self, link: Link, sock: socket.socket) -> None:
+        """TLS in the role that the two ids give. Raises LinkError."""
+        loop = asyncio.get_running_loop()
+        try:
+            if link.serves:
+                await loop.connect_accepted_socket(lambda: link, sock, ssl=self._server_context)
+            else:
+                await loop.create_connection(lambda: link, sock=sock, ssl=self._client_context, server_hostname="")
+        except ssl.SSLCertVerificationError as error:
+            text = f"{link.peer_name} has no certificate of this run ({error.verify_message})"
+            raise LinkError(text, reason="wrong-certificate") from error
+        except ssl.SSLError as error:
+            bare = error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+            text = f"{link.peer_name}: TLS failed ({error.reason or error})"
+            raise LinkError(text, reason="no-certificate" if bare else "tls") from error
+        except OSError as error:
+            raise LinkError(
+                f"{link.peer_name} hung up before TLS: another cluster key, not ready yet, or no node of ours",
+                reason="hung-up",
+            ) from error
 
 
 class Listener:
     """Accepts until closed. A stranger is dropped without a byte; what one peer does never stops the rest."""
 
     def __init__(self, host: str, port: int, maker: LinkMaker) -> None:
-        self._socket = listening_socket(host, port)
+        self._socket = maker.machine.listening_socket(host, port)
         self.host, self.port = self._socket.getsockname()[:2]
         self._maker = maker
-        self._strangers: dict[asyncio.Task[None], RawSocket] = {}  # oldest first
-        self._known: set[asyncio.Task[None]] = set()
+        self._tasks: dict[RawSocket, asyncio.Task[None]] = {}  # of all that are not done with
+        self._strangers: Crowd[RawSocket] = Crowd(MAX_STRANGERS)
+        self._known: Crowd[RawSocket] = Crowd(MAX_HANDSHAKES)
         self._accepting: asyncio.Task[None] | None = None
-        self.counts: Counter[str] = Counter()  # accepted, strangers, evicted, refused, linked
+        # accepted, linked; strangers and refused: how many in all, and beside them by reason (counters.py)
+        self.counts: Counter[str] = Counter()
         self.last_refusal = ""
+
+    def __len__(self) -> int:
+        """Sockets that it holds, and that are no links yet."""
+        return len(self._tasks)
 
     def start(self) -> None:
         self._accepting = asyncio.ensure_future(self._accept_for_ever())
@@ -166,7 +205,7 @@ class Listener:
     async def close(self) -> None:
         # Cancelling alone leaves asyncio's callback for a connection that has just come, which then finds no taker.
         asyncio.get_running_loop().remove_reader(self._socket)
-        tasks = [task for task in (self._accepting, *self._strangers, *self._known) if task is not None]
+        tasks = [task for task in (self._accepting, *self._tasks.values()) if task is not None]
         await cancel_and_reap(*tasks)
         self._socket.close()
 
@@ -174,50 +213,54 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._socket)
+                sock, address = await loop.sock_accept(self._socket)
             except OSError:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             self.counts["accepted"] += 1
-            if len(self._strangers) >= MAX_STRANGERS:
-                self._evict_oldest()
             raw = RawSocket(sock)
-            task = asyncio.ensure_future(self._welcome(raw))
+            task = asyncio.ensure_future(self._welcome(raw, address[0]))
             task.set_name("welcome")
-            self._strangers[task] = raw
-            task.add_done_callback(lambda done, raw=raw: self._forget(done, raw))
+            self._tasks[raw] = task
+            task.add_done_callback(functools.partial(self._forget, raw))
+            self._let_go(self._strangers.enter(raw, address[0]), "evicted")
+            # An accept that finds somebody waiting does not wait itself: a flood must leave the loop to others.
+            await asyncio.sleep(0)
 
-    def _evict_oldest(self) -> None:
-        """Whoever is honest sends its preamble at once: the oldest is the likeliest stranger."""
-        task = next(iter(self._strangers))
-        self._strangers.pop(task)
-        self._known.add(task)  # until it has ended
-        self.counts["evicted"] += 1
-        task.cancel()
+    def _let_go(self, raw: RawSocket | None, reason: str) -> None:
+        if raw is not None:
+            self.counts[reason] += 1
+            self._tasks[raw].cancel()
 
-    def _forget(self, task: asyncio.Task[None], raw: RawSocket) -> None:
+    def _forget(self, raw: RawSocket, _: asyncio.Task[None]) -> None:
         raw.close()  # here, because a task that is cancelled before its first step runs no `finally`
-        self._strangers.pop(task, None)
-        self._known.discard(task)
+        del self._tasks[raw]
+        self._strangers.leave(raw)
+        self._known.leave(raw)
 
-    async def _welcome(self, raw: RawSocket) -> None:
+    async def _welcome(self, raw: RawSocket, host: str) -> None:
+        """Nothing here may refer to its own task: its exception refers to this frame, and asyncio's 256 KiB for a TLS
+        connection would then stay until a garbage collection, which a flood of them need not bring about."""
+
+        def on_known() -> None:
+            self._strangers.leave(raw)
+            self._let_go(self._known.enter(raw, host), "handshake-evicted")
+
         try:
             link = await Deadline.after(self._maker.timing.handshake_s).wait(
-                self._maker.welcome(raw, on_known=self._on_known(asyncio.current_task())), doing="a handshake"
+                self._maker.welcome(raw, on_known=on_known), doing="a handshake"
             )
             self.counts["linked"] += link is not None
-        except (FrameError, ConnectionError, DeadlineExceeded):
-            self.counts["strangers"] += 1
+        except DeadlineExceeded:
+            self._drop("handshake-too-slow" if raw in self._known else "too-slow")
+        except FrameError as error:
+            self._drop(error.reason)
+        except ConnectionError:
+            self._drop("hung-up")
         except LinkError as error:
             self.counts["refused"] += 1
             self.last_refusal = error.cause
 
-    def _on_known(self, task: asyncio.Task[None] | None) -> Callable[[], bool]:
-        def known() -> bool:
-            if task is None or len(self._known) >= MAX_HANDSHAKES:
-                return False
-            self._strangers.pop(task, None)
-            self._known.add(task)
-            return True
-
-        return known
+    def _drop(self, reason: str) -> None:
+        self.counts["strangers"] += 1
+        self.counts[reason] += 1

@@ -46,6 +46,7 @@ from ppsmoke.cluster.swim_state import (
 )
 
 MAX_INCARNATION = (1 << 32) - 1
+MAX_EPOCH = 1 << 63  # far beyond any clock, and a century of lies before the end of its 64 bits
 MAX_PATHS = 1024  # peers whose path is remembered; members are far fewer
 
 
@@ -285,7 +286,7 @@ class Core:
 
     def _raise_epoch(self, above: int) -> None:
         """Go on in a life after `above`: its names are written anew."""
-        if above > self.epoch + self.config.epoch_ahead_max:
+        if above > min(MAX_EPOCH, self.epoch + self.config.epoch_ahead_max):
             self.counts["implausible-epoch"] += 1
             return
         self.epoch = self.table.epoch = above + 1

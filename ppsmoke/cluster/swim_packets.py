@@ -35,11 +35,7 @@ _MEMBER_TYPE, _NAME_TYPE = 1, 2
 
 
 class PacketError(FrameError):
-    """Bytes that are no SWIM packet; reason is a word for the counters."""
-
-    def __init__(self, cause: str, *, reason: str) -> None:
-        super().__init__(cause)
-        self.reason = reason
+    """Bytes that are no SWIM packet."""
 
 
 class Ping(NamedTuple):

@@ -16,6 +16,8 @@ from ppsmoke.pipeline.names import ORCHESTRATOR_ROLE, stage_role
 MAX_WAITING_MESSAGES = 256  # decoded and not yet worked on; beyond it the link's window fills and the sender waits
 REMEMBERED_REQUESTS = 256  # ids of requests that are over; a copy of a message is never older than that
 
+MAX_UNWELCOME_TOLD = 5  # a member that lies may do so a thousand times a second
+
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,7 @@ class Intake:
         busy_grace_s: float,
         refused: Callable[[int, SmokeError], None],
     ) -> None:
+        self.unwelcome = 0  # messages that were not their sender's to send
         self._mailbox = mailbox
         self._stage = stage
         self._roles = [stage_role(index, num_stages) for index in range(num_stages)]
@@ -62,7 +65,10 @@ class Intake:
                 self._refused(0, error)
                 continue
             if not self._may_say(delivery.sender_role, message):
-                log.warning("%s may not send %s to stage %d", delivery.sender_role, type(message).__name__, self._stage)
+                self.unwelcome += 1
+                if self.unwelcome <= MAX_UNWELCOME_TOLD:
+                    what, sender = type(message).__name__, delivery.sender_role
+                    log.warning("%s may not send %s to stage %d", sender, what, self._stage)
             elif not isinstance(message, InferenceRequest) or self._admit(message):
                 await self._waiting.put(message)
 

@@ -20,6 +20,8 @@ State = Literal["loading", "ready", "prefill", "token", "failed", "linked"]
 FinishReason = Literal["stop", "length"]
 ITEM_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NO_TOKEN = -1
+MAX_TEXT_BYTES = 8 << 20  # twice the longest prompt; as Python's text it may take four times as much
+MAX_NUMBERS = 1 << 20  # tokens or figures: eight times the longest context; as Python's numbers each takes 40 bytes
 _ADDRESS = re.compile(r"[0-9a-f]{16}/[A-Za-z0-9._-]{1,64}")
 
 
@@ -289,7 +291,11 @@ class _Layout:
         if kind == "u32s":
             if len(body) % 4:
                 raise self.wrong(name, f"{len(body)} bytes are no whole number of tokens or figures")
+            if len(body) > 4 * MAX_NUMBERS:
+                raise self.wrong(name, f"{len(body) // 4} numbers, at most {MAX_NUMBERS} are allowed")
             return struct.unpack(f"<{len(body) // 4}I", body)
+        if len(body) > MAX_TEXT_BYTES:
+            raise self.wrong(name, f"{len(body)} bytes, at most {MAX_TEXT_BYTES} are allowed")
         try:
             return body.decode()
         except UnicodeDecodeError as error:
@@ -312,12 +318,14 @@ def _text_check(value: Any) -> str:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         return f"character {error.start} is half of a surrogate pair, which UTF-8 cannot carry"
-    return "" if size < 1 << 32 else "too long"
+    return "" if size <= MAX_TEXT_BYTES else f"{size} bytes, at most {MAX_TEXT_BYTES} are allowed"
 
 
 def _u32s_check(value: Any) -> str:
     if not isinstance(value, tuple):
         return f"{type(value).__name__} is no tuple"
+    if len(value) > MAX_NUMBERS:
+        return f"{len(value)} numbers, at most {MAX_NUMBERS} are allowed"
     try:
         struct.pack(f"<{len(value)}I", *value)
     except struct.error:

@@ -118,7 +118,7 @@ class Operations:
 
     def _hidden(self, reply: dict[str, Any], op: str, seq_len: int) -> Hidden:
         dtype, encoded = reply.get("dtype"), reply.get("hidden_b64")
-        if dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise self._nonsense(op, "dtype", dtype)
         if reply.get("seq_len", seq_len) != seq_len:
             raise self._nonsense(op, "seq_len", reply.get("seq_len"))

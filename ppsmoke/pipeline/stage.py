@@ -94,7 +94,7 @@ class StageActor:
         self._on_failed = on_failed
         self._links = links
         self._clock_s = clock_s
-        self._outbox = Outbox(lambda payload: post.send(orchestrator, payload))
+        self._outbox = Outbox(post.send, orchestrator)
         self._intake = Intake(
             mailbox, stage=stage, num_stages=num_stages, busy_grace_s=busy_grace_s, refused=self._report
         )
@@ -328,7 +328,7 @@ class StageActor:
         if finish is None:
             return
         text = await self._operations.detokenize(request.request_id, generation.text_token_ids())
-        await self._post.send(Address.parse(request.reply_to), encode(generation.response(text)))
+        self._outbox.post(generation.response(text), to=Address.parse(request.reply_to))
         if self._is_first:
             await self._end(request.request_id)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.rent.shapes import Instance
+from ppsmoke.rent.shapes import Instance, Listing
 from ppsmoke.rent.vast_api import VastApi
 from ppsmoke.rent.verdicts import AuthRefused, VastError
 
@@ -14,11 +14,13 @@ LOOK_S = 30.0  # for one look, its pages and retries
 
 
 class AccountView:
-    """The latest complete list; a look that failed changes nothing and counts all the same."""
+    """The latest complete list; a look that failed changes nothing and counts all the same. on_look is called with
+    what each one that did not fail has shown."""
 
-    def __init__(self, api: VastApi, *, say: Callable[[str], None]) -> None:
+    def __init__(self, api: VastApi, *, say: Callable[[str], None], on_look: Callable[[Listing], None]) -> None:
         self._api = api
         self._say = say
+        self._on_look = on_look
         self._looked = Signal()
         self._rows: Mapping[int, Instance] | None = None
 
@@ -29,7 +31,9 @@ class AccountView:
             try:
                 listing = await self._api.instances(within_s=LOOK_S)
                 self._rows = {instance.id: instance for instance in listing.instances}
-            except AuthRefused:
+                self._on_look(listing)
+            except AuthRefused as error:
+                self._say(f"the account's instances can no longer be listed: {error.cause}")
                 raise
             except VastError as error:
                 self._rows = None

@@ -13,6 +13,8 @@ from ppsmoke.rent.rentals import Rental
 from ppsmoke.rent.shipyard import HostFailed, Shipyard
 from ppsmoke.rent.starting import Bad, Starting, Up
 
+DEARER = 1.1  # an instance that costs so many times what its offer said is told of
+STILL_S = 20.0  # what does not change is said again after so long
 POLLS = 60  # spec, section 6: so many looks, 5 s apart, for an instance to run
 
 
@@ -23,6 +25,7 @@ class Berth:
         self._stage = stage
         self._yard = yard
         self._looks = 0
+        self._dearer: set[int] = set()  # instances of which that was said
 
     async def bring_up(self) -> None:
         """Until the node is being started somewhere. Raises RentError and whatever else ends the run."""
@@ -59,7 +62,6 @@ class Berth:
                 self._say(f"instance {made.instance_id}: {offer.gpu_name} in {place}, ${offer.dph_total:.3f} an hour")
                 return rental
             self._say(f"offer {offer.id} could not be had ({made.text}); taking the next")
-            yard.strays()
             yard.market.lost(offer, made.text, stage=self._stage)
             candidate = await yard.market.take(self._stage)
 
@@ -80,18 +82,18 @@ class Berth:
             yard.progress.phase("rent")
             raise
         self._say(f"its node starts, {report.seconds:.1f} s after the first contact")
-        yard.endpoints.put(
-            Endpoint(
-                role=spec.identity.role,
-                generation=spec.generation,
-                node_id=spec.identity.node_id,
-                host=up.address,
-                tcp_port=up.tcp_port,
-                udp_port=up.udp_port,
-            )
+        endpoint = Endpoint(
+            role=spec.identity.role,
+            generation=spec.generation,
+            node_id=spec.identity.node_id,
+            host=up.address,
+            tcp_port=up.tcp_port,
+            udp_port=up.udp_port,
         )
+        yard.started(endpoint, spec)
 
     async def _until_up(self, rental: Rental, starting: Starting) -> Up:
+        began = said_at = self._yard.api.clock.now()
         shown = ""
         while True:
             looked = await self._yard.view.next_look()
@@ -105,9 +107,12 @@ class Berth:
                 return verdict
             if isinstance(verdict, Bad):
                 raise HostFailed(verdict.why, phase="rent", another=verdict.another == "may help")
-            if rental.shows() != shown:
-                shown = rental.shows()
-                self._say(shown)
+            now = self._yard.api.clock.now()
+            if rental.shows() != shown or now - said_at >= STILL_S:
+                still = f"still {shown}, {now - began:.0f} s after its create" if rental.shows() == shown else ""
+                shown, said_at = rental.shows(), now
+                self._say(still or shown)
+                self._compare_price(rental)
             if self._looks >= POLLS:
                 raise RentError(
                     f"not running after {POLLS} looks: {shown}",
@@ -115,6 +120,13 @@ class Berth:
                     stage=self._stage,
                     hint="its host is slow or broken: try again, or another --gpu or --region",
                 )
+
+    def _compare_price(self, rental: Rental) -> None:
+        """The plan counts on the offer's price; the instance is billed by its own."""
+        offered, billed = rental.candidate.offer.dph_total, rental.latest.dph_total if rental.latest else 0.0
+        if billed > DEARER * offered and rental.instance_id not in self._dearer:
+            self._dearer.add(rental.instance_id)
+            self._say(f"warning: it costs ${billed:.3f} an hour, and its offer said ${offered:.3f}")
 
     async def _replacement(self, rental: Rental, failed: HostFailed) -> Candidate:
         """Another offer instead of a failed host's, within the design's bounds. Raises RentError outside of them."""

@@ -15,6 +15,7 @@ from ppsmoke.waiting import cancel_and_reap
 
 BOOT_BUDGET_S = 120.0  # design, phase boot: from running to the node's start
 NOBODY_S = 60.0  # running, and nobody proves the stage's secret behind the mapped port: a misforwarded router
+STILL_S = 20.0  # a boot that goes on is said to so often
 FRESH_S = 15.0  # a boot that told of itself so lately is alive, whatever the account shows
 
 
@@ -27,6 +28,7 @@ class Boot:
         self._up = up
         self._starting = starting
         self._clock = yard.api.clock
+        self._began = self._said_at = self._clock.now()
         self._status: BootStatus | None = None
         self._heard_at: float | None = None
 
@@ -65,12 +67,13 @@ class Boot:
 
     async def _watch(self) -> NoReturn:
         """Raises HostFailed for a machine that goes away meanwhile, or behind whose port nobody is."""
-        began = self._clock.now()
+        where = f"{self._up.address}:{self._up.tcp_port}"
         while True:
             looked = await self._yard.view.next_look()
             now = self._clock.now()
-            if self._heard_at is None and now - began >= NOBODY_S:
-                where = f"{self._up.address}:{self._up.tcp_port}"
+            if self._heard_at is None:
+                self._say_still(f"nobody of ours answers at {where} yet")
+            if self._heard_at is None and now - self._began >= NOBODY_S:
                 raise HostFailed(f"running, but nobody of ours answers at {where} for {NOBODY_S:.0f} s", phase="boot")
             if not looked:
                 continue
@@ -91,3 +94,10 @@ class Boot:
         if status.warning and (before is None or before.warning != status.warning):
             say(f"warning: {status.warning}", stage=stage)
         self._yard.progress.detail(f"stage {stage}: boot: {status.state}: {status.last_line}")
+        self._say_still(f"still installing: {status.last_line}")
+
+    def _say_still(self, text: str) -> None:
+        now = self._clock.now()
+        if now - self._said_at >= STILL_S:
+            self._said_at = now
+            self._yard.progress.say(f"{text}, {now - self._began:.0f} s after it ran", stage=self._rental.stage)

@@ -104,7 +104,10 @@ class Rented:
 
 
 class Creator:
-    """Creates a run's instances. One journal, one account; several `create` may run at once."""
+    """Creates a run's instances. One journal, one account; several `create` may run at once.
+
+    strays: the labels under which there is, or may yet appear, an instance that is no stage's: a create that failed
+    has made it, or its outcome was unclear and nobody looks for it any more."""
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class Creator:
         self._account = account
         self._expires_at = expires_at
         self._say = say
+        self.strays: set[str] = set()
 
     async def create(self, offer: Offer, machine: Callable[[str], Machine], *, stage: int) -> Rented | OfferLost:
         """An instance on this offer, or why another offer must be taken. `machine` gets the label.
@@ -178,12 +182,15 @@ class Creator:
         if isinstance(outcome, Unclear):
             self._say(f"stage {stage}: unclear whether offer {offer.id} was rented ({outcome.text}); looking for it")
             found = await self._look_up(label)
-            if found is None:  # the entry stays open: the end of the run looks once more
+            if found is None:  # the entry stays open: should it appear in spite of that, it is ended
+                self.strays.add(label)
                 return OfferLost(f"no instance appeared after an unclear create: {outcome.text}")
             self._journal.created(label, found, at=self._clock.wall(), why="found by its label")
             return Rented(found, label, offer)
         if isinstance(outcome, Created):
             return Rented(outcome.instance_id, label, offer)
+        if isinstance(outcome, CreatedAnyway):
+            self.strays.add(label)
         refusal = outcome.because if isinstance(outcome, CreatedAnyway) else outcome
         if isinstance(refusal, CreateRefused):
             refusal.error.stage = stage

@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.identity import Identity
+from ppsmoke.errors import SmokeError
 from ppsmoke.waiting import Deadline
 
 
@@ -36,9 +37,11 @@ SpecOf = Callable[[int, int], StageSpec]  # (stage, generation): each generation
 
 class Fleet(Protocol):
     """Machines for the stages of one run. listen_host: where the orchestrator listens, so that its datagrams get to
-    the stages; it is never dialled by a stage that it cannot dial itself."""
+    the stages; it is never dialled by a stage that it cannot dial itself. destroy_budget_s: the most that destroy_all
+    may take."""
 
     listen_host: str
+    destroy_budget_s: float
 
     async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
         """Bring up a machine for each stage. Returns once each one's node is being started; raises RentError,
@@ -50,6 +53,12 @@ class Fleet(Protocol):
 
     async def watch(self) -> NoReturn:
         """Raises StageError, naming the stage, as soon as one of the machines is known to be lost."""
+
+    def link_changed(self, node_id: str, *, up: bool) -> None:
+        """The link to this node has gone down, or has come up: a hint for `watch` to look."""
+
+    def failing(self, error: SmokeError) -> None:
+        """The run has failed like this, and destroying comes next: say so now where that may take a while."""
 
     async def logs(self, stage: int | None) -> str:
         """The end of what the stage (None: each) has printed. Bounded, never raises."""

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -102,12 +103,6 @@ def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
         elif index != len(lines) - 1:
             damaged += 1
     return records, damaged
-
-
-def state_dir(environ: Mapping[str, str], home: Path) -> Path:
-    """`$XDG_STATE_HOME/ppsmoke`, by default `~/.local/state/ppsmoke`."""
-    base = environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else home / ".local" / "state") / "ppsmoke"
 
 
 class Journal:
@@ -210,10 +205,10 @@ class Journal:
         with damaged lines, which may have named something, is put aside under another name."""
         if self._fd < 0:
             return
-        if not self.open_entries():
-            if self.damaged:
+        with suppress(OSError):  # a file system that has become read-only: the next start reads it once more
+            if not self.open_entries() and self.damaged:
                 os.replace(self.path, self.path.with_suffix(".damaged"))
-            else:
+            elif not self.open_entries():
                 self.path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1

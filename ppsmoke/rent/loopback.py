@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
-from ppsmoke.errors import DestroyFailed, EnvironmentLacks, StageError
+from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
@@ -43,6 +43,7 @@ class LoopbackFleet:
     """Local stage processes of one run. on_line(stage, text) is called for each line that a stage writes to stderr."""
 
     listen_host = "127.0.0.1"
+    destroy_budget_s = 90.0  # many times what LEAVE_BUDGETS_S adds up to
 
     def __init__(self, *, on_line: Callable[[int, str], None]) -> None:
         self._on_line = on_line
@@ -78,6 +79,12 @@ class LoopbackFleet:
             hint="its last words are below, all of them with -v and in the log",
             detail=stage.tail(),
         )
+
+    def link_changed(self, node_id: str, *, up: bool) -> None:
+        """See Fleet.link_changed. The processes themselves are watched."""
+
+    def failing(self, error: SmokeError) -> None:
+        """See Fleet.failing. Ending processes takes no time worth a word."""
 
     async def logs(self, stage: int | None) -> str:
         return "\n".join(each.tail() for each in self._stages if stage is None or each.spec.stage == stage)

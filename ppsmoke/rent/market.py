@@ -46,14 +46,16 @@ class Market:
         RentError where none is left, also after a new search."""
         found = self._planned.pop(stage, None) or self._pick(stage, within_s)
         if found is None:
-            offers = await self._api.search(self._plan.wanted.search_filters())
+            filters = self._plan.wanted.search_filters()
+            offers = await self._api.search(filters, enough=lambda offers: not self._plan.allows_dearer(offers))
             self._candidates, _ = rank_offers(offers, self._plan.wanted, failed_hosts=self._failed_hosts)
             found = self._pick(stage, within_s)
         if found is None:
+            cause = f"no other offer is left that costs no more ({len(self._candidates)} acceptable)"
+            if within_s is not None:
+                cause = f"no other host would be ready in the {within_s:.0f} s that are left"
             raise RentError(
-                f"no other offer is left ({len(self._candidates)} acceptable)"
-                if within_s is None
-                else f"no other host would be ready in the {within_s:.0f} s that are left",
+                cause + (f"; {self._lost} offers could not be had" if self._lost else ""),
                 phase="rent",
                 stage=stage,
                 hint="try again, with a larger --budget or --max-dph, or another --gpu or --region",

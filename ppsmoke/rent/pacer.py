@@ -23,8 +23,16 @@ class Route(Enum):
     RESULT = "result"  # a log file on another host, which has no known limit
 
 
-# Seconds between two departures. The documented thresholds (facts, section 7: create 4.5, read 2.0, list 1.0,
-# destroy 3.0; ten searches a minute) and a margin, since two requests can arrive closer together than they left.
+# Seconds between two arrivals that the service asks for (facts, section 7); where nothing is documented, 0.
+DOCUMENTED_S: Mapping[Route, float] = {
+    Route.SEARCH: 6.0,  # ten a minute
+    Route.CREATE: 4.5,
+    Route.SHOW: 2.0,
+    Route.LIST: 1.0,
+    Route.DESTROY: 3.0,
+    Route.LOGS: 1.0,
+}
+# Seconds between two departures: with a margin, since two requests can arrive closer together than they left.
 SPACING_S: Mapping[Route, float] = {
     Route.SEARCH: 6.5,
     Route.CREATE: 5.0,
@@ -50,13 +58,22 @@ class Pacer:
         self._any_free_at = float("-inf")
         self._locks = {route: asyncio.Lock() for route in Route}
 
-    async def turn(self, route: Route) -> None:
-        """Return when a call on this route may leave. Cancelled while waiting: no turn was used up."""
+    async def turn(self, route: Route, *, until: float = float("inf")) -> bool:
+        """Return when a call on this route may leave; False where that would be after `until`, of the pacer's clock.
+        Cancelled while waiting, or too late: no turn was used up."""
         async with self._locks[route]:
             while (wait := max(self._free_at[route], self._any_free_at) - self._clock.now()) > 0:
+                if self._clock.now() + wait > until:
+                    return False
                 await self._clock.sleep(wait)
             self._free_at[route] = self._clock.now() + self._spacing_s[route]
             self._any_free_at = self._clock.now() + min(ANY_ROUTE_SPACING_S, self._spacing_s[route])
+            return True
+
+    def answered(self, route: Route) -> None:
+        """An answer has come, so its request had arrived by now, perhaps long after it left: the next one leaves late
+        enough to be no less than DOCUMENTED_S behind it, however slow the way was."""
+        self._free_at[route] = max(self._free_at[route], self._clock.now() + DOCUMENTED_S.get(route, 0.0))
 
     def hold(self, route: Route, seconds: float) -> None:
         """Nobody's call leaves on this route for so long: the answer to a 429, which is about all of our calls."""

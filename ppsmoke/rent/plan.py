@@ -9,7 +9,7 @@ from typing import Any
 
 from ppsmoke.errors import RentError
 from ppsmoke.rent.gpu_names import near_names
-from ppsmoke.rent.offers import Candidate, Removed, Wanted, choose, rank_offers, same_place
+from ppsmoke.rent.offers import NEAR_MARGIN, Candidate, Removed, Wanted, choose, median_prices, rank_offers, same_place
 from ppsmoke.rent.shapes import Offer
 
 MAX_REPLACEMENTS = 2  # design, phase rent
@@ -54,6 +54,11 @@ class Plan:
     def allows(self, candidate: Candidate) -> bool:
         """May this one replace a machine without the run costing more than was said?"""
         return candidate.most_usd <= self.dearest_usd
+
+    def allows_dearer(self, offers: Sequence[Offer]) -> bool:
+        """Could one that costs more an hour than any of these replace a machine?"""
+        floor = max((offer.dph_total for offer in offers), default=0.0)
+        return floor * self.wanted.lifetime_s / 3600 <= self.dearest_usd
 
     def check(self, *, max_usd: float, credit: float | None) -> None:
         """Raises RentError if the run could cost more than the limit, or than what the account holds."""
@@ -119,6 +124,26 @@ def make_plan(offers: Sequence[Offer], wanted: Wanted, *, stages: int) -> Plan:
         removed=tuple(removed),
         offers_seen=len(offers),
         acceptable=len(candidates),
+    )
+
+
+def is_settled(offers: Sequence[Offer], wanted: Wanted, *, stages: int) -> bool:
+    """Is the plan for these, the cheapest offers by the hour, the one to take, whatever dearer ones there are? So it is
+    if a machine that costs as much as the dearest of them, and nothing for its downloads, would change nothing; and if
+    each model in it was offered often enough to know what is usual for it."""
+    try:
+        plan = make_plan(offers, wanted, stages=stages)
+    except RentError:
+        return False
+    floor_usd = max(offer.dph_total for offer in offers) * wanted.expected_s / 3600
+    taken = (*plan.chosen, *plan.runners_up)
+    return (
+        len(plan.runners_up) == RUNNERS_UP
+        and {one.offer.gpu_name for one in taken} <= median_prices(offers).keys()
+        and not any(one.bad_signs for one in taken)  # those without any would come before them
+        and all(one.expected_usd < floor_usd for one in taken)
+        # A nearer one may cost a little more than the cheapest; here none of them could.
+        and max(one.expected_usd for one in plan.chosen) * (1 + NEAR_MARGIN) < floor_usd
     )
 
 

@@ -33,7 +33,9 @@ PROOF_S = 10.0
 RECORD_S = 5 * second_stage.TICK_S
 RETRY_S, MAX_RETRY_S = 0.2, 2.0
 MAX_RECORD_BYTES = 64 << 10
+MAX_NUMBER = 1e9  # of seconds, tries and exit statuses alike; NaN is not below it either
 SILENCES = 2  # in a row: one alone may be a machine whose processors are all busy
+NO_OUTPUT = "no output"
 MAX_WRONG_PROOFS = 4  # in a row; one alone may be a connection that was cut at the wrong moment
 
 
@@ -62,13 +64,17 @@ class BootStatus:
     @classmethod
     def read(cls, text: bytes) -> BootStatus:
         """From a record's JSON. Raises ValueError for what is no record."""
-        said = json.loads(text)
+        try:
+            said = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("a record that is nested without end") from error
         if not isinstance(said, dict):
             raise ValueError("a record that is no object")
 
         def field(name: str, kind: type | tuple[type, ...], default):
             value = said.get(name)
-            return value if isinstance(value, kind) and not isinstance(value, bool) else default
+            fits = isinstance(value, kind) and not isinstance(value, bool)
+            return value if fits and (isinstance(value, str) or abs(value) <= MAX_NUMBER) else default
 
         return cls(
             state=printable(field("state", str, ""))[:20],
@@ -78,7 +84,7 @@ class BootStatus:
             pip_try=field("pip_try", int, 0),
             pip_s=float(field("pip_s", (int, float), 0.0)),
             exit=field("exit", int, None),
-            tail=printable(field("tail", str, "")),
+            tail=_words(printable(field("tail", str, ""))),
         )
 
     @property
@@ -86,7 +92,7 @@ class BootStatus:
         """The last line of output that says something."""
         lines = [line.strip() for line in self.tail.splitlines() if line.strip()]
         errors = [line for line in lines if line.lower().startswith(("error", "fatal"))]
-        return (errors or lines or ["no output"])[-1][:300]
+        return (errors or lines or [NO_OUTPUT])[-1][:300]
 
     @property
     def warning(self) -> str:
@@ -94,6 +100,11 @@ class BootStatus:
         if self.dead_man != "armed":
             return f"the machine cannot end itself ({self.dead_man}): only this program and its reaper will"
         return f"its dead-man was ended {self.dead_man_restarts} times" if self.dead_man_restarts else ""
+
+
+def _words(tail: str) -> str:
+    """Output without the line in which a node tells programs where it listens."""
+    return "".join(line for line in tail.splitlines(keepends=True) if not line.startswith('{"status": "listening"'))
 
 
 @dataclass(frozen=True, kw_only=True)

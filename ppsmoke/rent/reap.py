@@ -12,9 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ppsmoke.rent.destroy import Leftover, Outcome, Target, end_instances, end_run
+from ppsmoke.rent.destroy import end_instances, end_run
 from ppsmoke.rent.labels import Label, has_prefix
 from ppsmoke.rent.ledger import Entry, Journal, JournalView, owns, read_journals
+from ppsmoke.rent.outcome import Leftover, Outcome, Target
 from ppsmoke.rent.shapes import Instance, Listing
 from ppsmoke.rent.vast_api import VastApi
 
@@ -25,11 +26,11 @@ CONSOLE = "https://cloud.vast.ai/instances/"
 class Whose(Enum):
     """Who answers for an instance."""
 
-    LIVE_RUN = "a run that is alive"
-    DEAD_RUN = "a run of this machine that is dead"
-    EXPIRED = "a run whose time is over"
-    OTHER_RUN = "a run of another machine or state folder"
-    PREFIXED = "not ours, though its label starts like ours"
+    LIVE_RUN = "a live run of this state folder"
+    DEAD_RUN = "a dead run of this state folder"
+    EXPIRED = "another run, whose time is over"
+    OTHER_RUN = "another run, of another machine or state folder"
+    PREFIXED = "no run of ours, though its label starts like one's"
     FOREIGN = "not ours"
 
 
@@ -186,19 +187,52 @@ def leftover_line(leftover: Leftover) -> str:
 
 
 def ls_lines(findings: Sequence[Finding], *, now: float) -> list[str]:
-    """What `ls` prints: a line for each instance of ours, what they cost together, and how many others there are."""
-    ours = [finding for finding in findings if finding.whose is not Whose.FOREIGN]
-    lines = [_name(finding, now) + f", {finding.whose.value}" for finding in ours]
-    dph = sum(finding.instance.dph_total for finding in ours if finding.instance is not None)
-    lines.append(f"{len(lines)} of ours, ${dph:.3f} an hour" if lines else "nothing of ours is rented on this account")
-    others = len(findings) - len(ours)
-    if others:
-        lines.append(f"{others} other instance{'s' if others > 1 else ''} on this account")
+    """What `ls` prints: a line for each instance that this folder's runs or another's rent, then what they come to;
+    whatever is not ours is only counted."""
+    lines = listed([finding for finding in findings if _is_shown(finding)], now=now)
+    for what, whose in (
+        ("of this state folder's runs", (Whose.LIVE_RUN, Whose.DEAD_RUN)),
+        ("of other runs, on another machine or in another state folder", (Whose.EXPIRED, Whose.OTHER_RUN)),
+        ("with a label that only starts like ours", (Whose.PREFIXED,)),
+    ):
+        group = [finding for finding in findings if finding.whose in whose]
+        dph = sum(finding.instance.dph_total for finding in group if finding.instance is not None)
+        if group:
+            lines.append(f"{len(group)} {what}, ${dph:.3f} an hour")
+    foreign = sum(finding.whose is Whose.FOREIGN for finding in findings)
+    if not any(finding.whose in (Whose.LIVE_RUN, Whose.DEAD_RUN) for finding in findings):
+        lines.append("nothing of this state folder's runs is rented on this account")
+    if foreign:
+        lines.append(f"{foreign} other instance{'s' if foreign > 1 else ''} on this account")
     return lines
 
 
+def listed(findings: Sequence[Finding], *, now: float) -> list[str]:
+    """A line for each, as `reap --all` asks about them."""
+    return [_name(finding, now) + f", {_whose_line(finding, now)}" for finding in findings]
+
+
+def _is_shown(finding: Finding) -> bool:
+    return finding.whose is not Whose.FOREIGN
+
+
+def _whose_line(finding: Finding, now: float) -> str:
+    """Whose it is, and as far as a label tells, whether its run may still be alive."""
+    label, text = Label.parse(finding.label), finding.whose.value
+    if finding.whose is Whose.LIVE_RUN and finding.owner:
+        ending = not finding.owner.startswith("run ")  # its reaper, or another start, has taken it over
+        return f"{Whose.DEAD_RUN.value}, being ended by {finding.owner}" if ending else f"{text} ({finding.owner})"
+    if finding.whose not in (Whose.EXPIRED, Whose.OTHER_RUN) or label is None:
+        return text
+    left_min = (label.expires_at - now) / 60
+    if left_min > 0:
+        return f"{text}, alive for at most {left_min:.0f} more min"
+    return f"{text} ({-left_min:.0f} min ago)" if finding.whose is Whose.EXPIRED else f"{text}, its time is just over"
+
+
 def to_json(findings: Sequence[Finding], *, now: float) -> list[dict[str, Any]]:
-    """`ls --json`: our instances, and with our prefix; foreign ones are nobody's business."""
+    """`ls --json`: a row for each instance of this folder's runs, of other runs, and with our prefix; foreign ones are
+    nobody's business. expires_at: seconds since 1970, by its label."""
     return [
         {
             "id": finding.instance.id if finding.instance else (finding.entry.instance_id if finding.entry else None),
@@ -208,9 +242,10 @@ def to_json(findings: Sequence[Finding], *, now: float) -> list[dict[str, Any]]:
             "gpu": finding.instance.gpu_name if finding.instance else None,
             "usd_per_h": finding.instance.dph_total if finding.instance else None,
             "age_s": _age_s(finding.instance, now),
+            "expires_at": label.expires_at if (label := Label.parse(finding.label)) else None,
         }
         for finding in findings
-        if finding.whose is not Whose.FOREIGN
+        if _is_shown(finding)
     ]
 
 

@@ -23,8 +23,9 @@ from typing import IO
 from ppsmoke.errors import RentError
 from ppsmoke.rent.api_key import ApiKey, child_environment
 from ppsmoke.rent.clock import RealClock
-from ppsmoke.rent.destroy import Outcome, end_run
+from ppsmoke.rent.destroy import end_run
 from ppsmoke.rent.ledger import Journal
+from ppsmoke.rent.outcome import Outcome
 from ppsmoke.rent.vast_api import VastApi
 
 ARMED = b"armed\n"

@@ -77,10 +77,12 @@ class Instance:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every instance of the account, all pages. `served_at`: the service's clock at the first page, if it told."""
+    """Every instance of the account, all pages. `served_at`: the service's clock at the first page, if it told.
+    `pages`: of more than one it is no snapshot: a row can slip between two of them while others vanish."""
 
     instances: tuple[Instance, ...]
     served_at: float | None = None
+    pages: int = 1
 
 
 @dataclass(frozen=True)

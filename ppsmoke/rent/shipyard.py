@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.errors import RentError
 from ppsmoke.rent.account_view import AccountView
 from ppsmoke.rent.create import Creator
-from ppsmoke.rent.fleet import Endpoints, SpecOf
+from ppsmoke.rent.fleet import SpecOf, StageSpec
 from ppsmoke.rent.market import Market
 from ppsmoke.rent.plan import MAX_REPLACEMENTS
 from ppsmoke.rent.rentals import Rental
@@ -37,8 +38,9 @@ class HostFailed(Exception):
 
 @dataclass(kw_only=True)
 class Shipyard:
-    """code: the zipapp that is pushed, b"" for a baked image. rented(rental): a new one exists. give_up(rental): show
-    the end of its log and destroy it, while others go on. strays(): end what a refused create made all the same."""
+    """code: the zipapp that is pushed, b"" for a baked image. rented(rental): a new one exists. started(endpoint,
+    spec): a stage's node is being started there. give_up(rental): show the end of its log and destroy it, while others
+    go on."""
 
     api: VastApi
     creator: Creator
@@ -48,12 +50,11 @@ class Shipyard:
     code: bytes
     view: AccountView
     spec_of: SpecOf
-    endpoints: Endpoints
     progress: Progress
     deadline: Deadline
     rented: Callable[[Rental], None]
+    started: Callable[[Endpoint, StageSpec], None]
     give_up: Callable[[Rental], None]
-    strays: Callable[[], None]
     replacements: int = MAX_REPLACEMENTS
     running: int = 0  # machines that have come up
     num_stages: int = 0

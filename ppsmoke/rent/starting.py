@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ppsmoke.rent.boot import TCP_PORT, UDP_PORT
-from ppsmoke.rent.destroy import NEW_S
+from ppsmoke.rent.ending import NEW_S
 from ppsmoke.rent.shapes import Instance
 
 STALL_SLACK_S = 45.0  # design, phase rent: beyond the predicted pull, without any change

@@ -28,6 +28,7 @@ from ppsmoke.rent.verdicts import (
     AuthRefused,
     BadReply,
     CreateOutcome,
+    NoTurn,
     OfferLost,
     QuotaSpent,
     Refused,
@@ -44,9 +45,11 @@ from ppsmoke.rent.verdicts import (
 T = TypeVar("T")
 EXCHANGE_S = 20.0  # one request and its answer
 CREATE_EXCHANGE_S = 30.0  # a create may take its time; cutting it short makes its outcome unclear
-TELL_WAIT_S = 5.0  # a wait that the service imposed is told from this long on
+TELL_WAIT_S = 5.0  # a wait that the service imposed, or an answer that does not come, is told from this long on
+TELL_AGAIN_S = 5.0  # several calls that fail in the same way are told of once in so long
 THREAD_GRACE_S = 5.0  # what urllib cannot be stopped in (a name server, a TLS handshake) gets this much longer
 CALL_S = 60.0  # a call with its turns and retries, unless the caller says otherwise
+PATIENCE_S = 15.0  # the same where somebody sits and waits for nothing but this answer
 PAGE_ROWS = 25  # the API's maximum for a page of instances
 MAX_PAGES = 400  # 10,000 instances; an endless chain of tokens is a fault
 OFFERS_PER_REPLY = 64  # the API's cap of late 2026, whatever limit is asked for
@@ -63,7 +66,9 @@ class Usage:
 
 
 class VastApi:
-    """One account at one address, for one event loop. `spacing_s`: the least seconds between calls, by route."""
+    """One account at one address, for one event loop. `spacing_s`: the least seconds between calls, by route.
+    `patience_s`: the most that any one request may take with its turns and retries, whatever its caller would allow.
+    `say` gets a line for what keeps somebody waiting."""
 
     def __init__(
         self,
@@ -74,15 +79,18 @@ class VastApi:
         rng: random.Random | None = None,
         host: str = "console.vast.ai",
         key_fingerprint: str = "",
+        patience_s: float = float("inf"),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._transport = transport
         self.clock: Clock = clock or RealClock()
         self._pacer = Pacer(self.clock, spacing_s)
         self._rng = rng or random.Random()
-        self._host = host
+        self.host = host
         self._key_fingerprint = key_fingerprint
+        self._patience_s = patience_s
         self._say = say
+        self._said_at: dict[str, float] = {}
         self._account: str | None = None
         self._calls = {route: 0 for route in Route}
         self._too_often = 0
@@ -109,13 +117,21 @@ class VastApi:
         at all fails at the next call."""
         if self._account is None:
             try:
-                self._account = f"{self._host}/{(await self.user(within_s=within_s)).id}"
+                self._account = f"{self.host}/{(await self.user(within_s=within_s)).id}"
             except (AuthRefused, Refused, BadReply):
-                self._account = f"{self._host}/key-{self._key_fingerprint}"
+                self._account = f"{self.host}/key-{self._key_fingerprint}"
         return self._account
 
-    async def search(self, filters: Mapping[str, Any], *, max_pages: int = 2, within_s: float = CALL_S) -> list[Offer]:
-        """The offers that match, cheapest first; a full reply is followed by one that starts at its highest price.
+    async def search(
+        self,
+        filters: Mapping[str, Any],
+        *,
+        max_pages: int = 2,
+        enough: Callable[[list[Offer]], bool] = lambda offers: False,
+        within_s: float = CALL_S,
+    ) -> list[Offer]:
+        """The offers that match, cheapest first; a full reply is followed by one that starts at its highest price,
+        unless those so far are enough: searches are spaced far apart.
 
         Rows without an id, a machine, a GPU or a price are dropped. Raises QuotaSpent, or Unreachable, only if there
         is nothing to show: a failed later page ends the search with what the earlier ones held."""
@@ -135,7 +151,7 @@ class VastApi:
             page = [offer for offer in map(shapes.read_offer, rows) if offer is not None]
             fresh = [offer for offer in page if offer.id not in found]
             found.update((offer.id, offer) for offer in fresh)
-            if len(rows) != OFFERS_PER_REPLY or not fresh:
+            if len(rows) != OFFERS_PER_REPLY or not fresh or enough(list(found.values())):
                 break
             floor = max(offer.dph_total for offer in page)
             body["dph_total"] = {**filters.get("dph_total", {}), "gte": floor}
@@ -160,6 +176,7 @@ class VastApi:
             )
         except NoReply as error:
             return Unclear(str(error)) if error.sent else OfferLost(f"not sent: {error}")
+        self._pacer.answered(Route.CREATE)
         return judge_create(reply)
 
     async def instance(self, instance_id: int, *, within_s: float = CALL_S) -> Instance | None:
@@ -176,18 +193,18 @@ class VastApi:
             raise BadReply(f"asked for instance {instance_id}, was told of {found.id}", phase="rent")
         return found
 
-    async def instances(self, *, within_s: float = CALL_S) -> Listing:
-        """Every instance of the account, over all pages. Raises rather than returning less than all."""
+    async def instances(self, *, within_s: float = CALL_S, page_s: float = float("inf")) -> Listing:
+        """Every instance of the account, over all pages, each in at most page_s. Raises rather than returning less."""
         found: dict[int, Instance] = {}
         until, served_at, token = self.clock.now() + within_s, None, None
         seen_tokens: set[str] = set()
-        for _ in range(MAX_PAGES):
-            reply = await self._reply(Route.LIST, "GET", _list_target(token), within_s=self._left(until))
+        for page in range(1, MAX_PAGES + 1):
+            reply = await self._reply(Route.LIST, "GET", _list_target(token), within_s=min(page_s, self._left(until)))
             rows, token = shapes.read_page(reply.json)
             found.update((row.id, row) for row in rows)
             served_at = reply.served_at if served_at is None else served_at
             if token is None:
-                return Listing(tuple(found.values()), served_at)
+                return Listing(tuple(found.values()), served_at, page)
             if token in seen_tokens:
                 break
             seen_tokens.add(token)
@@ -245,13 +262,14 @@ class VastApi:
         self, route: Route, method: str, target: str, body: Mapping[str, Any] | None = None, *, within_s: float
     ) -> Reply:
         """A call that may be repeated, until it is answered or within_s is spent. The reply holds a JSON object."""
-        until = self.clock.now() + within_s
-        attempt, last = 0, "no turn"
-        while self.clock.now() < until or attempt == 0:
+        began, within_s = self.clock.now(), min(within_s, self._patience_s)
+        until = began + within_s
+        attempt, last = 0, ""
+        while (self.clock.now() < until or attempt == 0) and await self._pacer.turn(route, until=until):
             attempt += 1
-            await self._pacer.turn(route)
             try:
                 reply = await self._exchange(route, method, target, body, within_s=min(EXCHANGE_S, self._left(until)))
+                self._pacer.answered(route)
                 verdict = judge(reply)
             except NoReply as error:
                 verdict = Unclear(str(error))
@@ -259,7 +277,7 @@ class VastApi:
                 return reply
             if isinstance(verdict, VastError):
                 raise verdict
-            last = f"HTTP 429: {verdict.text}" if isinstance(verdict, TooOften) else verdict.text
+            last = one_line(f"HTTP 429: {verdict.text}" if isinstance(verdict, TooOften) else verdict.text)
             asked_for = verdict.wait_s if isinstance(verdict, TooOften) else None
             wait_s = backoff_s(attempt, rng=self._rng, route=route, asked_for=asked_for)
             if isinstance(verdict, TooOften):
@@ -267,10 +285,22 @@ class VastApi:
                 self._pacer.hold(route, wait_s)
             if self.clock.now() + wait_s >= until:
                 break
-            if wait_s >= TELL_WAIT_S:
-                self._say(f"{route.value}: {one_line(last)}; again in {wait_s:.0f} s")
+            if wait_s >= TELL_WAIT_S or not isinstance(verdict, TooOften):
+                self._tell(f"{route.value}: {last}", f"; again in {wait_s:.0f} s")
             await self.clock.sleep(wait_s)
-        raise Unreachable(f"{route.value}: {one_line(last)} ({attempt} attempts)", phase="rent")
+        if not attempt:
+            raise NoTurn(f"{route.value}: no turn in {within_s:.0f} s", phase="rent")
+        tries = f"{attempt} attempt{'s' if attempt > 1 else ''} in {self.clock.now() - began:.0f} s"
+        raise Unreachable(
+            f"no usable answer from {self.host} ({route.value}): {last}; {tries}",
+            phase="rent",
+            hint="check the network, and VAST_URL where it is set",
+        )
+
+    def _tell(self, what: str, more: str = "") -> None:
+        if self.clock.now() - self._said_at.get(what, float("-inf")) >= TELL_AGAIN_S:
+            self._said_at[what] = self.clock.now()
+            self._say(what + more)
 
     async def _exchange(
         self, route: Route, method: str, target: str, body: Mapping[str, Any] | None, *, within_s: float
@@ -280,6 +310,7 @@ class VastApi:
         return await _in_thread(
             lambda: self._transport.exchange(method, target, body=data, within_s=within_s),
             within_s=within_s + THREAD_GRACE_S,
+            on_silence=lambda: self._tell(f"{route.value}: no answer from {self.host} yet"),
         )
 
     def _left(self, until: float) -> float:
@@ -294,9 +325,10 @@ def _list_target(token: str | None) -> str:
     return "/api/v1/instances/?" + urllib.parse.urlencode(query)
 
 
-async def _in_thread(work: Callable[[], T], *, within_s: float) -> T:
-    """The result of blocking work in a daemon thread of its own. Raises NoReply(sent=True) if it does not end in time:
-    the thread is then left behind. An executor would make the interpreter wait for it at exit."""
+async def _in_thread(work: Callable[[], T], *, within_s: float, on_silence: Callable[[], None] = lambda: None) -> T:
+    """The result of blocking work in a daemon thread of its own; on_silence is called if it takes TELL_WAIT_S. Raises
+    NoReply(sent=True) if it does not end in time: the thread is then left behind. An executor would make the
+    interpreter wait for it at exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -321,7 +353,10 @@ async def _in_thread(work: Callable[[], T], *, within_s: float) -> T:
 
     threading.Thread(target=run, name="vast.ai exchange", daemon=True).start()
     try:
-        await asyncio.wait({future}, timeout=within_s)
+        await asyncio.wait({future}, timeout=min(TELL_WAIT_S, within_s))
+        if not future.done():
+            on_silence()
+            await asyncio.wait({future}, timeout=max(0.0, within_s - TELL_WAIT_S))
         if not future.done():
             raise NoReply(f"no answer within {within_s:g} s", sent=True)
         return future.result()

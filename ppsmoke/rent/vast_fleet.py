@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
@@ -16,33 +15,44 @@ from ppsmoke.errors import DestroyFailed, SmokeError, StageError, printable
 from ppsmoke.rent.account_view import AccountView
 from ppsmoke.rent.berth import Berth
 from ppsmoke.rent.create import Creator
-from ppsmoke.rent.destroy import Outcome, end_entry, end_run
-from ppsmoke.rent.fleet import Endpoints, SpecOf
+from ppsmoke.rent.destroy import end_entry, end_run
+from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
+from ppsmoke.rent.inquest import Inquest
 from ppsmoke.rent.ledger import Entry, Journal
 from ppsmoke.rent.market import Market
-from ppsmoke.rent.plan import Plan
+from ppsmoke.rent.outcome import Ended
+from ppsmoke.rent.pacer import SPACING_S, Route
+from ppsmoke.rent.plan import MAX_REPLACEMENTS, Plan
 from ppsmoke.rent.reap import leftover_line
 from ppsmoke.rent.reaper import Reaper
 from ppsmoke.rent.rentals import Rental
+from ppsmoke.rent.shapes import Listing
 from ppsmoke.rent.shipyard import Shipyard
 from ppsmoke.rent.starting import lost
 from ppsmoke.rent.terms import Terms
-from ppsmoke.rent.vast_api import CREATE_EXCHANGE_S, THREAD_GRACE_S, VastApi
+from ppsmoke.rent.vast_api import VastApi
 from ppsmoke.rent.verdicts import VastError
 from ppsmoke.report.progress import Progress
-from ppsmoke.waiting import Deadline, cancel_and_reap
+from ppsmoke.waiting import Deadline, cancel_and_reap, running
 
 POLL_S = 5.0  # spec, section 6: between two looks while machines come up
 WATCH_S = 10.0  # afterwards; a link that falls silent is seen sooner elsewhere
 GONE_LOOKS = 2  # in a row, before a machine that was up counts as lost
-CREATE_ENDS_S = CREATE_EXCHANGE_S + 2 * THREAD_GRACE_S  # a create under way cannot be cut short
-DESTROY_S = 84.0  # for all of it; the story allows a little more
+DESTROY_S = 84.0  # for all of a run's machines, as far as their DELETEs' spacing lets it be enough
+LAST_ONE_S = 24.0  # from the last DELETE's turn on: its answer, a refusal of it, and some looks
+AFTERWARDS_S = 6.0  # what may be left to do once the account has shown that all is gone
 LOGS_S = 15.0
 LOG_LINES, SHOWN_LINES = 200, 6
 
 
+def destroy_budget_s(num_stages: int) -> float:
+    """What a run of so many stages gets for destroying, with the hosts that it may have replaced."""
+    return max(DESTROY_S, (num_stages + MAX_REPLACEMENTS - 1) * SPACING_S[Route.DESTROY] + LAST_ONE_S) + AFTERWARDS_S
+
+
 class VastFleet:
-    """code: the zipapp to push, b"" for a baked image. lifetime_s: of each machine; the labels say when it is over."""
+    """journal: this run's, with nothing in it; closed in the end. code: the zipapp to push, b"" for a baked image.
+    lifetime_s: of each machine; the labels say when it is over."""
 
     listen_host = "0.0.0.0"  # bound to 127.0.0.1, no datagram would leave this machine
 
@@ -51,10 +61,9 @@ class VastFleet:
         api: VastApi,
         plan: Plan,
         terms: Terms,
+        journal: Journal,
         *,
-        run_id: str,
         account: str,
-        folder: Path,
         lifetime_s: float,
         code: bytes,
         start_reaper: Callable[[Journal], Reaper],
@@ -63,18 +72,19 @@ class VastFleet:
         self._api = api
         self._plan = plan
         self._terms = terms
-        self._run_id = run_id
+        self._journal = journal
         self._account = account
-        self._folder = folder
         self._lifetime_s = lifetime_s
         self._code = code
         self._start_reaper = start_reaper
         self._progress = progress
         self._endpoints = Endpoints()
-        self._view = AccountView(api, say=progress.say)
+        self._inquest = Inquest(progress.say)
+        self.destroy_budget_s = destroy_budget_s(len(plan.chosen))
+        self._view = AccountView(api, say=progress.say, on_look=self._end_strays)
         self._rentals: list[Rental] = []
         self._present: dict[int, Rental] = {}  # by stage
-        self._journal: Journal | None = None
+        self._creator: Creator | None = None
         self._reaper: Reaper | None = None
         self._up = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,31 +92,29 @@ class VastFleet:
 
     async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
         """See Fleet.rent."""
-        clock = self._api.clock
-        self._journal = Journal.start(self._folder, self._run_id, at=clock.wall())
         self._reaper = self._start_reaper(self._journal)
+        self._creator = Creator(
+            self._api,
+            self._journal,
+            run_id=self._journal.run_id,
+            account=self._account,
+            expires_at=self._api.clock.wall() + self._lifetime_s,
+            say=self._progress.say,
+        )
         yard = Shipyard(
             api=self._api,
-            creator=Creator(
-                self._api,
-                self._journal,
-                run_id=self._run_id,
-                account=self._account,
-                expires_at=clock.wall() + self._lifetime_s,
-                say=self._progress.say,
-            ),
+            creator=self._creator,
             market=Market(self._api, self._plan),
             terms=self._terms,
             download_bytes=self._plan.wanted.download_bytes,
             code=self._code,
             view=self._view,
             spec_of=spec_of,
-            endpoints=self._endpoints,
             progress=self._progress,
             deadline=deadline,
             rented=self._rented,
+            started=self._started,
             give_up=self._give_up,
-            strays=self._end_strays,
             num_stages=num_stages,
         )
         looking = self._start(self._view.keep_looking(lambda: WATCH_S if self._up.is_set() else POLL_S), "look")
@@ -123,6 +131,19 @@ class VastFleet:
 
     async def watch(self) -> NoReturn:
         """See Fleet.watch. What a stale status may only pretend is said, and does not end the run."""
+        async with running(self._inquest.watch(), name="ask after nodes without a link"):
+            await self._watch_account()
+
+    def link_changed(self, node_id: str, *, up: bool) -> None:
+        """See Fleet.link_changed."""
+        self._inquest.link_changed(node_id, up=up)
+
+    def failing(self, error: SmokeError) -> None:
+        """See Fleet.failing."""
+        then = "; destroying what is rented" if self._rentals else ""
+        self._progress.say(error.cause + then, stage=error.stage)
+
+    async def _watch_account(self) -> NoReturn:
         await self._up.wait()
         gone = dict.fromkeys(self._present, 0)
         said = {stage: rental.shows() for stage, rental in self._present.items()}
@@ -150,19 +171,20 @@ class VastFleet:
         return "\n".join(logs)
 
     async def destroy_all(self) -> None:
-        """See Fleet.destroy_all. A create under way is seen to its end first: then its instance is known."""
-        began = self._api.clock.now()
+        """See Fleet.destroy_all. What is known is destroyed at once; a create under way is seen to its end meanwhile,
+        and then its instance is known."""
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CREATE_ENDS_S)
-        if self._journal is None:
-            return
-        left_s = DESTROY_S - (self._api.clock.now() - began)
         outcome = await end_run(
-            self._api, self._journal, account=self._account, within_s=left_s, say=self._progress.say
+            self._api,
+            self._journal,
+            account=self._account,
+            within_s=self.destroy_budget_s - AFTERWARDS_S,
+            say=self._progress.say,
+            on_ended=self._note,
+            coming=lambda: any(not task.done() for task in self._tasks),
         )
-        self._note(outcome)
+        await cancel_and_reap(*self._tasks)
         for warning in outcome.warnings:
             self._progress.say(f"warning: {warning}")
         self._journal.close()
@@ -180,6 +202,10 @@ class VastFleet:
         self._tasks.add(task)
         return task
 
+    def _started(self, endpoint: Endpoint, spec: StageSpec) -> None:
+        self._inquest.started(endpoint, spec)
+        self._endpoints.put(endpoint)
+
     def _rented(self, rental: Rental) -> None:
         self._rentals.append(rental)
         self._present[rental.stage] = rental
@@ -190,26 +216,27 @@ class VastFleet:
         now = self._api.clock.wall()
         self._progress.record.rentals = [rental.to_json(now) for rental in self._rentals]
 
-    def _note(self, outcome: Outcome) -> None:
-        now = self._api.clock.wall()
-        endings = {ended.instance_id: ended.how for ended in outcome.ended}
+    def _note(self, ended: Ended) -> None:
         for rental in self._rentals:
-            if rental.ending is None and rental.instance_id in endings:
-                rental.ending, rental.ended_at = endings[rental.instance_id], now
+            if rental.ending is None and rental.instance_id == ended.instance_id:
+                rental.ending, rental.ended_at = ended.how, self._api.clock.wall()
         self._tell()
 
     def _give_up(self, rental: Rental) -> None:
         """Show the end of a failed host's log, then destroy it, while another takes its place."""
-        assert self._journal is not None
         self._giving_up.add(rental.instance_id)
         self._start(self._end_while_others_go_on(self._journal.entries[rental.label], rental), "give up a host")
 
-    def _end_strays(self) -> None:
-        """End what exists under our labels and is no stage's machine: a create that failed has made it."""
-        assert self._journal is not None
-        known = {rental.instance_id for rental in self._rentals} | self._giving_up | {None}
-        for entry in self._journal.open_entries():
-            if entry.instance_id not in known:
+    def _end_strays(self, listing: Listing) -> None:
+        """End what a create has made that failed, or was unclear and is looked for no more: it belongs to no stage."""
+        ids = {instance.label: instance.id for instance in listing.instances}
+        for label in self._creator.strays if self._creator is not None else ():
+            entry = self._journal.entries[label]
+            if entry.instance_id is None and label in ids:
+                self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                entry = self._journal.entries[label]
+            if entry.open and entry.instance_id is not None and entry.instance_id not in self._giving_up:
+                self._progress.say(f"instance {entry.instance_id} belongs to no stage; ending it", stage=entry.stage)
                 self._giving_up.add(entry.instance_id)
                 self._start(self._end_while_others_go_on(entry, None), "end a stray instance")
 
@@ -217,9 +244,15 @@ class VastFleet:
         if rental is not None:
             self._show_end(rental, await self._log_of(rental))
         outcome = await end_entry(
-            self._api, self._journal, entry, account=self._account, within_s=DESTROY_S, say=self._progress.say
+            self._api,
+            self._journal,
+            entry,
+            account=self._account,
+            within_s=self.destroy_budget_s - AFTERWARDS_S,
+            say=self._progress.say,
         )
-        self._note(outcome)
+        for ended in outcome.ended:
+            self._note(ended)
 
     def _show_end(self, rental: Rental, log: str) -> None:
         for line in log.splitlines()[-SHOWN_LINES:]:

@@ -10,6 +10,7 @@ import functools
 import http.client
 import ipaddress
 import json
+import re
 import socket
 import ssl
 import threading
@@ -72,7 +73,8 @@ class Transport(Protocol):
 
 
 def check_base_url(url: str) -> str:
-    """The base URL without its last slash. Raises UsageError for what the key must not be sent to."""
+    """The base URL without its last slash, and without the /api/v0 that every path of ours begins with: it is often
+    written along. Raises UsageError for what the key must not be sent to."""
     parts = urllib.parse.urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise UsageError("VAST_URL is no http(s) address", hint=f"unset it to use {DEFAULT_URL}")
@@ -82,7 +84,8 @@ def check_base_url(url: str) -> str:
         raise UsageError(
             "VAST_URL is plain http to another network: the key would travel unencrypted", hint="use https"
         )
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    path = re.sub(r"/api(/v[0-9]+)?$", "", parts.path.rstrip("/"))
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 def _is_near(host: str) -> bool:

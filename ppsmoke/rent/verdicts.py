@@ -33,6 +33,10 @@ class Unreachable(VastError):
     """No usable answer in the time given: no network, 5xx, 429 without end."""
 
 
+class NoTurn(Unreachable):
+    """Nothing was sent: other calls on the route were before it, until its time was over."""
+
+
 class BadReply(VastError):
     """An answer that is not what the API documents. Never read as "there is nothing"."""
 
@@ -124,10 +128,12 @@ def judge(reply: Reply) -> Verdict:
             phase="rent",
             hint="check VAST_URL",
         )
-    if reply.status >= 500:
+    if reply.status >= 500 or reply.status == 408:  # a gateway's: nobody knows what became of the request behind it
         return Unclear(f"HTTP {reply.status}: {text}")
     if reply.status >= 400 or (isinstance(body, dict) and body.get("success") is False):
-        return Refused(f"HTTP {reply.status}: {text}", status=reply.status, error=error, phase="rent")
+        # No route of the API answers a page of HTML.
+        hint = "check VAST_URL: is it the API's address?" if reply.status == 404 and body is None else ""
+        return Refused(f"HTTP {reply.status}: {text}", status=reply.status, error=error, phase="rent", hint=hint)
     if not isinstance(body, dict):
         return Unclear(f"HTTP {reply.status} with a body that is no JSON object: {text}")
     return Accepted(body)
@@ -170,8 +176,7 @@ def _judge_refusal(reply: Reply) -> OfferLost | CreateRefused | TooOften | Uncle
             # 403/3586 "not your offer" is about this offer; every other invalid_args is about our request.
             return OfferLost(text) if reply.status == 403 else CreateRefused(verdict)
         if reply.status == 404 and reply.json is None:
-            verdict.hint = "check VAST_URL"  # no API route answers a page of HTML
-            return CreateRefused(verdict)
+            return CreateRefused(verdict)  # not the API
         # An empty 400, a 200 with success false: this host will not; another may.
         return OfferLost(text)
     return CreateRefused(verdict)

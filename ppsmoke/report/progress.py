@@ -32,12 +32,6 @@ def open_log(folder: Path, run_id: str) -> TextIO | None:
         return None
 
 
-def state_dir() -> Path:
-    """$XDG_STATE_HOME/ppsmoke, by default ~/.local/state/ppsmoke."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "ppsmoke"
-
-
 class Progress:
     """Lines for a person and for the log. phase() starts the clock of a phase; record.phases_s gets its seconds."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppsmoke.errors import SmokeError
+from ppsmoke.report.told import timings_of
 
 SCHEMA = 1
 _STAGE_FIELDS = ("stage", "blocks", "device", "weight_bytes", "bytes_read", "load_s", "warmup_s", "peak_rss_bytes")
@@ -49,11 +49,7 @@ class RunRecord:
     def take_answer(self, answer: Any) -> None:
         """Keep an InferenceResponse and what it tells of time. Raises nothing: odd timings count as unknown."""
         self.answer = answer
-        try:
-            timings = json.loads(answer.timings_json or "{}")
-        except ValueError:
-            timings = {}
-        self.timings = timings if isinstance(timings, dict) else {}
+        self.timings = timings_of(answer.timings_json)
 
     def token_ms(self) -> list[float]:
         """Wall time of each decode step at the exit; the first token, which is prefill's, left out."""

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.membership import Membership
 from ppsmoke.cluster.seal import Opener, Sealer
 from ppsmoke.cluster.swim_packets import MAX_PAYLOAD_BYTES, Gossip, MemberUpdate, Packet, decode, encode
-from ppsmoke.cluster.swim_state import MILLISECOND, Config, Event, MemberChanged, NameChanged, State
+from ppsmoke.cluster.swim_state import (
+    MILLISECOND,
+    Config,
+    Event,
+    MemberChanged,
+    NameChanged,
+    State,
+    UdpBlocked,
+    UdpRestored,
+)
+from ppsmoke.cluster.udp_ports import UdpPorts
 from ppsmoke.errors import LinkError
 from ppsmoke.waiting import Deadline
+from tests.lab.cluster import until
 
 KEY = b"k" * 32
 LOOPBACK = "127.0.0.1"
@@ -231,6 +244,75 @@ def test_replies_go_to_where_the_newest_datagram_came_from():
     run(scene)
 
 
+class Nat:
+    """A translator before a port: a socket per source, until a source's mapping is dead."""
+
+    def __init__(self, stack: AsyncExitStack, port: int) -> None:
+        self._loop, self._target = asyncio.get_running_loop(), (LOOPBACK, port)
+        self._stack = stack
+        self.dead: set[int] = set()
+        self.flows: dict[int, socket.socket] = {}  # by the source's port
+        self._outer = self._socket(lambda: self._forward(*self._outer.recvfrom(2048)))
+        self.port = self._outer.getsockname()[1]
+
+    def _socket(self, on_datagram: Callable[[], None]) -> socket.socket:
+        made = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        made.bind((LOOPBACK, 0))
+        made.setblocking(False)
+        self._loop.add_reader(made, on_datagram)
+        self._stack.callback(self._loop.remove_reader, made)
+        return made
+
+    def _forward(self, data: bytes, source: tuple[str, int]) -> None:
+        if source[1] in self.dead:
+            return
+        if source[1] not in self.flows:
+            self.flows[source[1]] = self._socket(lambda: self._back(source))
+        self.flows[source[1]].sendto(data, self._target)
+
+    def _back(self, source: tuple[str, int]) -> None:
+        data = self.flows[source[1]].recv(2048)
+        if source[1] not in self.dead:
+            self._outer.sendto(data, source)
+
+
+def test_when_a_mapping_is_dead_and_stays_so_a_fresh_source_port_gets_through():
+    silent = dataclasses.replace(FAST, udp_silence=200 * MILLISECOND)
+
+    async def scene() -> None:
+        async with cluster("ab", config=silent) as made, AsyncExitStack() as stack:
+            a, b = made.members["a"], made.members["b"]
+            nat = Nat(stack, b.udp_port)
+            for member in (a, b):
+                member.set_meta(b"")  # the only way is through the NAT
+            made.link("a", "b")
+            a.join([(node_id("b"), (LOOPBACK, nat.port))])
+            await until(lambda: a._core.path(node_id("b")).udp_answered, doing="an answer through the NAT")
+            nat.dead.add(a.udp_port)
+            seen = made.events["a"]
+            await made.until(lambda: UdpRestored(node_id("b")) in seen, "UDP on a fresh port")
+            assert any(isinstance(event, UdpBlocked) for event in seen)
+            assert set(nat.flows) - {a.udp_port} and all_alive(made)
+            assert not any(isinstance(event, MemberChanged) and event.new is not State.ALIVE for event in seen)
+
+    run(scene)
+
+
+def test_a_fresh_port_is_not_followed_by_another_at_once():
+    async def scene() -> None:
+        ports = UdpPorts(lambda data, source, port: None)
+        ports.want_fresh()  # where there is no UDP at all, there is none
+        await ports.open((LOOPBACK, 0))
+        for _ in range(3):
+            ports.want_fresh()
+            await asyncio.wait({ports._opening})
+            first = ports.fresh
+        assert ports.fresh is first and first.get_extra_info("sockname")[1] != ports.number
+        await ports.close()
+
+    run(scene)
+
+
 @pytest.mark.parametrize("data", [b"", b"1234567", bytes(8), bytes(8) + b"\xff" * 100, bytes(MAX_PAYLOAD_BYTES + 9)])
 def test_noise_over_a_link_is_refused(data):
     async def scene() -> None:
@@ -269,18 +351,21 @@ def test_a_port_that_is_taken_is_one_clear_error():
 
 def test_a_machine_that_was_suspended_judges_nobody_by_its_own_sleep():
     async def scene() -> None:
-        offset = 0
+        class Laptop(Machine):
+            slept_us = 0
 
-        def clock() -> int:
-            return int(asyncio.get_running_loop().time() * 1e6) + offset
+            def boot_us(self) -> int:
+                return super().boot_us() + self.slept_us
+
+        laptop = Laptop()
 
         async with AsyncExitStack() as stack:
             made = Cluster()
             for letter in "ab":
-                await made.add(stack, letter, config=Config(), **({"clock": clock} if letter == "a" else {}))
+                await made.add(stack, letter, config=Config(), **({"machine": laptop} if letter == "a" else {}))
             made.link("a", "b")
             await made.until(lambda: all_alive(made), "two members")
-            offset = 3600 * 1_000_000
+            laptop.slept_us = 3600 * 1_000_000
             made.members["a"].note_life(node_id("b"))  # whatever comes first, a frame or a timer
             woke = [event for event in made.events["a"] if type(event).__name__ == "Woke"]
             assert len(woke) == 1 and made.sees("a", "b", State.ALIVE)

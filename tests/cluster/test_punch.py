@@ -12,11 +12,12 @@ import pytest
 
 from ppsmoke.cluster import punching
 from ppsmoke.cluster.paths import Mapping
-from ppsmoke.cluster.punch import punch, reusing_socket
+from ppsmoke.cluster.punch import punch
+from ppsmoke.cluster.raw_sockets import reusing_socket
 from ppsmoke.cluster.rendezvous import _Attempt
 from ppsmoke.errors import FrameError, LinkError
 from tests.lab.cluster import endpoint_of, lab, run, until, within
-from tests.lab.deaf_socket import deaf_socket
+from tests.lab.deaf_socket import DeafMachine, deaf_socket
 from tests.lab.hidden import dialled_stages, hidden, hidden_stages, info, until_path
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's socket filters")
@@ -94,12 +95,11 @@ def test_whoever_answers_and_is_not_the_peer_is_left_and_the_peer_is_taken():
 
 
 @linux
-def test_two_hidden_nodes_start_relayed_and_end_on_a_hole(monkeypatch):
-    monkeypatch.setattr(punching, "punch", functools.partial(punch, open_socket=deaf_socket))
+def test_two_hidden_nodes_start_relayed_and_end_on_a_hole():
 
     async def scenario():
         async with lab() as cluster:
-            orchestrator, *stages = await hidden_stages(cluster)
+            orchestrator, *stages = await hidden_stages(cluster, machine=DeafMachine())
             await within(stages[1].send(stages[0].address("box"), b"over the relay"))
             await until_path(*stages, "punched")
             assert info(*stages).reason == "was relayed" and info(*stages).via == ""

@@ -9,7 +9,7 @@ import pytest
 
 from ppsmoke.cluster import raw_sockets
 from ppsmoke.cluster.addresses import Candidate
-from ppsmoke.cluster.punch import reusing_socket
+from ppsmoke.cluster.raw_sockets import reusing_socket, stream_socket
 
 NEEDS_OPTION = pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system leaves no choice")
 
@@ -46,7 +46,7 @@ def test_every_socket_of_a_link_has_chosen_before_its_connection_began(monkeypat
     async def scenario() -> list[bytes]:
         listening = raw_sockets.listening_socket("127.0.0.1", 0)
         host, port = listening.getsockname()
-        dialled = await raw_sockets.connect(Candidate("host", host, port, None))
+        dialled = await raw_sockets.connect(Candidate("host", host, port, None), stream_socket)
         accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
         ends = [listening, dialled, accepted, reusing_socket(socket.AF_INET, 0)]
         try:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -134,11 +135,40 @@ def test_a_token_is_good_once_for_its_pair_alone():
             for source in ("ab" * 8, stage_0.node_id):  # a thief of the token, and a second leg of the same side
                 knock = await Knock.at(relay, source=source, token=token.token)
                 assert await knock.answer() == b""
-            assert counts["bad-token"] == relay.counts["strangers"] == 2
+            assert counts["bad-token"] == relay.counts["strangers"] == relay.counters()["relay.bad-token"] == 2
             mine = await Knock.at(relay, source=identity.node_id, token=token.token)
             assert await mine.answer() == GO  # the rightful one, in spite of them
             again = await Knock.at(relay, source=identity.node_id, token=token.token)
             assert await again.answer() == b""
+            await cancel_and_reap(sending)
+            await by_hand.close()
+
+    run(scenario())
+
+
+def test_a_thief_of_a_token_that_lies_about_its_id_as_well_gets_a_leg_and_no_link():
+    """Every member can seal a preamble in another's name: it takes that one's place at the relay; TLS unmasks it."""
+
+    async def scenario():
+        async with lab() as cluster:
+            relay, stage_0, by_hand, identity, token, sending = await half_a_pair(cluster)
+            thief = cluster.authority.mint("stage-2-of-3")
+            knock = await Knock.at(relay, source=identity.node_id, token=token.token)
+            assert await within(knock.reader.readexactly(len(GO))) == GO
+            serves = identity.node_id < stage_0.node_id
+            context = thief.tls_context(side="server" if serves else "client")
+            preamble = Preamble(LinkKind.RELAYED, stage_0.node_id, identity.node_id, token.token)
+            with suppress(OSError):  # it may be hung up on before it is done itself
+                posing = RawPeer.speak_tls(knock.writer.transport, context, serves=serves, preamble=preamble)
+                (await within(posing)).say_hello(identity.node_id)
+            await until(lambda: stage_0.counters()["handshake.wrong-node"] == 1)
+            assert len(stage_0.links()) == 1
+            knock.writer.transport.abort()
+            token = None
+            while not isinstance(token, Token):  # the control: it is tried again, and the rightful one's leg is let in
+                token = decode_signal((await within(by_hand.expect(FrameType.SIGNAL))).payload)
+            mine = await Knock.at(relay, source=identity.node_id, token=token.token)
+            assert await mine.answer() == GO
             await cancel_and_reap(sending)
             await by_hand.close()
 

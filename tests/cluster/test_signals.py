@@ -59,7 +59,8 @@ def test_the_bytes_are_what_they_were():
 
 
 def test_the_longest_signal_fits_into_its_frame():
-    most = PunchAt(TOKEN, NODE, 1, tuple((f"{n}" * 300, 1) for n in range(MAX_TARGETS + 3)))
+    longest = "2001:0db8:1111:2222:3333:4444:5555:6666%" + "z" * 32
+    most = PunchAt(TOKEN, NODE, 1, tuple((longest, port) for port in range(MAX_TARGETS + 3)))
     data = encode_signal(most)
     assert len(data) <= _LIMITS[FrameType.SIGNAL][0]
     assert len(decode_signal(data).targets) == MAX_TARGETS

@@ -165,6 +165,22 @@ def test_without_another_relay_the_loss_names_the_one_that_is_gone():
     run(scenario())
 
 
+@pytest.mark.slow
+def test_of_a_relay_and_the_node_behind_it_the_relay_is_to_blame():
+    async def scenario():
+        async with lab(timing=IMPATIENT, link_grace_s=0.5) as cluster:
+            stages = [await hidden(cluster, f"stage-{index}-of-2") for index in (0, 1)]
+            with node_child("orchestrator") as (child, endpoint):
+                for stage in stages:
+                    await within(stage.dial(endpoint))
+                await within(stages[0].send(stages[1].address("first"), b"over the child"))
+                child.kill()
+                with pytest.raises(LinkLost, match="orchestrator: no link for [01] s"):
+                    await within(stages[0].guard([stages[1].node_id, endpoint.node_id]))
+
+    run(scenario())
+
+
 def test_a_relay_tells_both_ends_who_hung_up():
     async def scenario():
         async with lab(timing=IMPATIENT) as cluster:

@@ -117,5 +117,21 @@ async def next_event(events: asyncio.Queue[Any], *kinds: type) -> Any:
     return await within(find(), f"an event of {[kind.__name__ for kind in kinds]}")
 
 
+def link_between(one: Node, other: Node):
+    """The link that `one` uses towards `other` now."""
+    peer = one._roster.peers.get(other.node_id)
+    return peer.link if peer is not None else None
+
+
+def one_link_each_way(one: Node, other: Node) -> bool:
+    mine, theirs = link_between(one, other), link_between(other, one)
+    return mine is not None and theirs is not None and mine.id == theirs.id
+
+
+async def receive_all(node: Node, mailbox: str, count: int) -> list[bytes]:
+    box = node.mailbox(mailbox)
+    return [(await within(box.receive(), f"message {number}")).payload for number in range(count)]
+
+
 # Everything about silence, fast: a tenth of a second where a run has seconds.
 IMPATIENT = LinkTiming(connect_s=2.0, handshake_s=2.0, ping_after_s=0.1, down_after_s=0.3, bye_s=0.5, redial_s=0.01)

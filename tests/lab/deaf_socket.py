@@ -7,7 +7,8 @@ import ctypes
 import socket
 import struct
 
-from ppsmoke.cluster.punch import reusing_socket
+from ppsmoke.cluster.machine import Machine
+from ppsmoke.cluster.raw_sockets import reusing_socket
 
 SO_ATTACH_FILTER = 26
 _FLAGS_BYTE, _RST = 13, 0x04  # of a TCP header
@@ -21,3 +22,8 @@ def deaf_socket(family: int, port: int) -> socket.socket:
     program = struct.pack("HL", len(_PROGRAM), ctypes.addressof(code))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
     return sock
+
+
+class DeafMachine(Machine):
+    def reusing_socket(self, family: int, port: int) -> socket.socket:
+        return deaf_socket(family, port)

@@ -2,7 +2,9 @@
 
 python -m tests.lab.nat_table [--cells named|ci|all|NAME,NAME...] [--run] [--json FILE]: prints a row per cell; 1 if a
 cell did not do what expected.py says. Stage 0 / stage 1 / home. A word has a letter per pair, home to stage 0, home to
-stage 1, stage 0 to stage 1: Direct, Punched, Relayed, x impossible, ? the two ends disagree.
+stage 1, stage 0 to stage 1: Direct, Punched, Relayed, x impossible, ? the two ends disagree. Before it stands the word
+that was expected; after it, pair by pair: seconds to the first message, and since when it has been on its path. With
+--run the stages are the product's own, a request is asked, and its token ids are held against llama.cpp's.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import IO
 
 from tests.lab.nat_lab.expected import IN_CI, NAMED, PAIRS, Cell, expected, whole_table
 from tests.lab.nat_lab.lab import NatLab, why_not
 from tests.lab.nat_lab.meeting import Outcome, outcome_json, play
-from tests.lab.nat_lab.real_run import RunResult, real_run
+from tests.lab.nat_lab.real_run import run_for_real, warm_workers
 from tests.lab.nat_lab.spec import sites_of
+from tests.lab.nat_lab.warm_workers import WarmWorkers
 
 DELAYS_MS = {"home": 20.0, "stage-0": 10.0, "stage-1": 15.0}  # one way, of each cable
 
@@ -43,17 +46,11 @@ def run_cell(cell: Cell, *, seed: int = 0) -> Outcome:
         return play(cell, lab)
 
 
-def infer_in_cell(cell: Cell, *, seed: int = 0) -> RunResult:
+def infer_in_cell(cell: Cell, workers: WarmWorkers, *, seed: int = 0) -> Outcome:
     """The cell with real stages and a real request."""
     with build(cell, seed=seed) as lab:
         set_delays(lab)
-        return real_run(lab)
-
-
-def run_complaints(cell: Cell, result: RunResult) -> list[str]:
-    if expected(cell).works:
-        return [] if result.verdict == "right" else [f"run {result.verdict}: {result.detail}"]
-    return [] if result.verdict == "failed" else [f"run {result.verdict}, where no run can be"]
+        return run_for_real(cell, lab, workers)
 
 
 def chosen(text: str) -> list[tuple[str, Cell]]:
@@ -71,12 +68,13 @@ def chosen(text: str) -> list[tuple[str, Cell]]:
     return [(name, NAMED[name][0]) for name in names]
 
 
-def rows(outcome: Outcome, result: RunResult | None) -> Iterator[str]:
+def rows(outcome: Outcome) -> Iterator[str]:
     firsts, paths = (
         " ".join("    -" if times[pair] is None else f"{times[pair]:5.2f}" for pair in PAIRS)
         for times in (outcome.first_s, outcome.path_s)
     )
-    ran = "" if result is None else f"  run {result.verdict} {result.seconds:5.1f} s"
+    run = outcome.run
+    ran = "" if run is None else f"  run {run.verdict} {run.seconds:5.2f} s"
     yield f"{outcome.expected.word}  {outcome.word}  first {firsts}  path {paths}{ran}"
     if outcome.message:
         yield f"    after {outcome.failed_after_s:.1f} s: {outcome.message}"
@@ -111,33 +109,41 @@ def _cells(text: str) -> list[tuple[str, Cell]]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _measure(options: argparse.Namespace, file: IO[str] | None) -> int:
-    def measure(cell: Cell) -> tuple[Outcome, RunResult | None]:
-        outcome = run_cell(cell, seed=options.seed)
-        return outcome, infer_in_cell(cell, seed=options.seed) if options.run else None
+def outcomes(
+    cells: Sequence[tuple[str, Cell]], *, jobs: int, real: bool, seed: int = 0
+) -> Iterator[tuple[str, Outcome]]:
+    """Each cell's, in their order, so many at once; real: with real stages, whose workers all of them share."""
+    with ExitStack() as stack:
+        if real:
+            workers = stack.enter_context(warm_workers())
+            measure = partial(infer_in_cell, workers=workers, seed=seed)
+        else:
+            measure = partial(run_cell, seed=seed)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        names = [name for name, _ in cells]
+        yield from zip(names, pool.map(measure, [cell for _, cell in cells]), strict=True)
 
+
+def _measure(options: argparse.Namespace, file: IO[str] | None) -> int:
     began, bad = time.monotonic(), []
-    cells = options.cells
-    with ThreadPoolExecutor(options.jobs) as pool:
-        measured = pool.map(measure, [cell for _, cell in cells])
-        for (name, cell), (outcome, result) in zip(cells, measured, strict=True):
-            complaints = outcome.complaints() + (run_complaints(cell, result) if result else [])
-            print("\n".join(_told(name, outcome, result, complaints)), flush=True)
-            if complaints:
-                bad.append(name)
-            if file is not None:
-                run = None if result is None else asdict(result)
-                file.write(json.dumps({"name": name, **outcome_json(outcome), "run": run}) + "\n")
-                file.flush()
-    print(f"{len(cells) - len(bad)} of {len(cells)} cells as expected, in {time.monotonic() - began:.0f} s")
+    for name, outcome in outcomes(options.cells, jobs=options.jobs, real=options.run, seed=options.seed):
+        print("\n".join(_told(name, outcome)), flush=True)
+        if outcome.complaints():
+            bad.append(name)
+        if file is not None:
+            file.write(json.dumps({"name": name, **outcome_json(outcome)}) + "\n")
+            file.flush()
+    count = len(options.cells)
+    print(f"{count - len(bad)} of {count} cells as expected, in {time.monotonic() - began:.0f} s")
     for name in bad:
         print(f"  not as expected: {name}")
     return 1 if bad else 0
 
 
-def _told(name: str, outcome: Outcome, result: RunResult | None, complaints: list[str]) -> Iterator[str]:
+def _told(name: str, outcome: Outcome) -> Iterator[str]:
+    complaints = outcome.complaints()
     yield name
-    yield from (f"  {row}" for row in rows(outcome, result))
+    yield from (f"  {row}" for row in rows(outcome))
     yield from (f"  ! {complaint}" for complaint in complaints)
     if complaints:
         for agent, lines in outcome.stderr.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
@@ -14,7 +15,8 @@ from tests.lab.cluster import CODE_HASH, MODEL
 
 
 class RawPeer:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, preamble: Preamble) -> None:
+        self.preamble = preamble
         self._reader = reader
         self._writer = writer
         self._decoder = FrameDecoder()
@@ -23,19 +25,26 @@ class RawPeer:
     @classmethod
     async def dial(cls, node: Node, identity: Identity, cluster_key: bytes, *, context: ssl.SSLContext | None = None):
         """TLS with the node as that identity, in the role that the two ids give; `context` replaces the honest one."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
         serves = identity.node_id < node.node_id
         context = context or identity.tls_context(side="server" if serves else "client")
-        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", node.tcp_port)
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", node.tcp_port)
         preamble = Preamble(LinkKind.DIRECT, identity.node_id, node.node_id, secrets.token_bytes(16))
         transport.write(preamble.seal(preamble_key(cluster_key)))
+        return await cls.speak_tls(transport, context, serves=serves, preamble=preamble)
+
+    @classmethod
+    async def speak_tls(
+        cls, transport: asyncio.BaseTransport, context: ssl.SSLContext, *, serves: bool, preamble: Preamble
+    ) -> RawPeer:
+        """TLS over a connection on which all that comes before it has been said."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         tls = await loop.start_tls(
             transport, protocol, context, server_side=serves, server_hostname=None if serves else ""
         )
         protocol.connection_made(tls)
-        return cls(reader, asyncio.StreamWriter(tls, protocol, reader, loop))
+        return cls(reader, asyncio.StreamWriter(tls, protocol, reader, loop), preamble)
 
     @classmethod
     async def linked(cls, node: Node, identity: Identity, cluster_key: bytes, *, epoch: int = 5) -> RawPeer:
@@ -57,6 +66,18 @@ class RawPeer:
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)
+
+    async def drained(self) -> None:
+        """The node, or the kernel for it, has taken what was written; or the connection has ended."""
+        try:
+            await self._writer.drain()
+        except OSError:
+            pass
+
+    def stop_reading(self) -> None:
+        """From now on; and this side's kernel takes little more."""
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        self._writer.transport.pause_reading()
 
     async def frame(self) -> Frame | None:
         """The next frame, None at the end of the connection."""

@@ -2,7 +2,10 @@
 
 Time runs `scale` times faster for the service and for the client's waits at it; boots, links and answers take the time
 they take. Without containers nothing ever boots: for what ends before. With them a stage's worker is one that does not
-compute (still_worker), unless a model is given.
+compute (still_worker), and whose pip has nothing to do, unless a model is given.
+
+What is done to a run happens at a moment that cannot pass before it is done: a call that the fake has not answered yet
+(fake.on), a pip or a node that is held at its start (Lab.hold), or a worker at its gate (STILL_FAULT=gate@n).
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from tests.lab.marked import marked
 
 ROOT = Path(__file__).parents[2]
 KEY = f"the-users-own-key-{secrets.token_hex(8)}"  # of this process alone: tests look for it on the whole machine
-FAST, WITH_BOOT = 40.0, 4.0  # fake seconds a second; a boot has to answer within 60 of them
+FAST, WITH_BOOT = 20.0, 4.0  # fake seconds a second
+# The client's own limits of what takes real time here; a row that waits for one of them says otherwise.
+UNSCALED_S = {"ppsmoke.rent.booting.NOBODY_S": 60.0}
 RUN_BUDGET_S = 240.0
 SETTLED_WITHIN_S = 60.0
 # A run's own time limits in seconds, shortened by a row that waits for one of them.
@@ -36,7 +41,9 @@ _MAIN = """
 import importlib, json, sys
 for name, value in json.loads(sys.argv.pop(1)).items():
     module, _, attribute = name.rpartition(".")
-    setattr(importlib.import_module(module), attribute, value)
+    module = importlib.import_module(module)
+    getattr(module, attribute)  # a name that is there no more is a mistake
+    setattr(module, attribute, value)
 from ppsmoke.cli import main
 sys.exit(main())
 """
@@ -44,13 +51,14 @@ sys.exit(main())
 
 @dataclass
 class Ended:
-    """How a run ended, and what the account showed then."""
+    """How a run ended, and what the account showed then. undone: the deeds whose words it never said."""
 
     status: int | None
     seconds: float
     stdout: str
     stderr: str
     ledger: dict[str, Any]
+    undone: tuple[str, ...] = ()
 
     @property
     def json(self) -> dict[str, Any]:
@@ -81,6 +89,33 @@ class Lab:
     python: str = sys.executable
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def gate(self) -> Path:
+        """Where a still worker's gate is: closed while this file is there."""
+        return self.home / "gate"
+
+    def hold(self, name: str, *, stage: int) -> None:
+        """Have the "pip" or "node" of the stage's first machine stand still at its start, for good."""
+        held: list[int] = []
+
+        def created(request: Any, instance_id: int | None) -> None:
+            if instance_id is not None and not held and stage_of(self.fake.instance(instance_id).label) == stage:
+                held.append(instance_id)
+                self.fake.hold(instance_id, name)
+
+        self.fake.on("create", "after", created)
+
+    def give(self, **environment: str) -> None:
+        """Have each machine's container find other values than those that it was created with."""
+
+        def created(request: Any, instance_id: int | None) -> None:
+            if instance_id is not None:
+                body = self.fake.instance(instance_id).body
+                assert environment.keys() <= body["env"].keys()
+                self.fake.instance(instance_id).body = body | {"env": body["env"] | environment}
+
+        self.fake.on("create", "after", created)
+
     def env(self, **more: str) -> dict[str, str]:
         """A run's environment; every process of it can be told by its TMPDIR."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PPSMOKE", "VAST"))}
@@ -94,7 +129,8 @@ class Lab:
         self, *arguments: str, patch: Mapping[str, Any] | None = None, key: str | None = KEY, **popen: Any
     ) -> subprocess.Popen[str]:
         """A run, or another command of ours, begun; its key comes in VAST_API_KEY."""
-        code = [self.python, "-c", _MAIN, json.dumps(patch or {})]
+        unscaled = {name: seconds * self.scale for name, seconds in UNSCALED_S.items()}
+        code = [self.python, "-c", _MAIN, json.dumps({**unscaled, **(patch or {})})]
         env = self.env(**({} if key is None else {"VAST_API_KEY": key}))
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
@@ -110,16 +146,20 @@ class Lab:
         return self.end_of(process, began, deeds)
 
     def end_of(self, process: subprocess.Popen[str], began: float, deeds: Sequence[Deed] = ()) -> Ended:
-        """Read it to its end, doing each deed at the first line of its stderr that holds the deed's words."""
+        """Read it to its end, doing each deed at the first line of its stderr that holds the deed's words. Raises what
+        a deed raised."""
         said: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        left = list(deeds)
+        left, failed = list(deeds), []
 
         def read(name: str) -> None:
             for line in getattr(process, name):
                 said[name].append(line)
                 for deed in [one for one in left if name == "stderr" and one.at in line]:
                     left.remove(deed)
-                    deed.do(self, process)
+                    try:
+                        deed.do(self, process)
+                    except Exception as error:  # the run has to be read to its end all the same
+                        failed.append(error)
 
         readers = [threading.Thread(target=read, args=(name,), daemon=True) for name in said]
         for reader in readers:
@@ -132,7 +172,10 @@ class Lab:
         for reader in readers:
             reader.join(5)
         stdout, stderr = ("".join(lines) for lines in said.values())
-        return Ended(process.returncode, time.monotonic() - began, stdout, stderr, self.fake.ledger())
+        if failed:
+            raise failed[0]
+        undone = tuple(deed.at for deed in left)
+        return Ended(process.returncode, time.monotonic() - began, stdout, stderr, self.fake.ledger(), undone)
 
     def command(self, *arguments: str) -> Ended:
         """`reap` or `ls`."""
@@ -165,11 +208,15 @@ def rented(
     containers = None
     if boots:
         still = {} if model else {"PPSMOKE_NODE_WORKER": still_worker.TARGET, "PYTHONPATH": str(ROOT)}
-        containers = Inside(**{"env": {**still, **(worker or {})}, **(inside or {})})
+        still |= {"STILL_GATE": str(home / "gate")}
+        idle = {} if model else {"pip": "idle"}
+        containers = Inside(**{**idle, "env": {**still, **(worker or {})}, **(inside or {})})
     epoch = time.time()
     options = {"key": KEY, "start": epoch, "enforce_limits": True, **fake}
     with FakeVast(scale=scale, inside=containers, folder=home / "containers", **options) as service:
         lab = Lab(service, scale, home, epoch, model=model or "smollm2:135m")
+        home.mkdir(parents=True, exist_ok=True)
+        lab.gate.touch()
         try:
             yield lab
         finally:
@@ -178,14 +225,16 @@ def rented(
                     os.kill(process.pid, signal.SIGKILL)
 
 
-def pids_of(lab: Lab, instance_id: int, words: Sequence[str]) -> list[int]:
-    """The container's processes whose command line holds one of the words."""
+def stage_of(label: str | None) -> int:
+    """Of an instance of ours: ppsmoke-<run>-<stage>-..."""
+    return int((label or "").split("-")[2])
+
+
+def nodes_of(lab: Lab, instance_id: int) -> list[int]:
+    """The container's processes that run our code as a node."""
     found = []
     for pid in lab.fake.pids(instance_id):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        if any(word in command for word in words):
-            found.append(pid)
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b".pyz\0node\0"):
+                found.append(pid)
     return found

@@ -7,6 +7,7 @@ the tokens have to be, for any number of stages. Start it with target="tests.lab
 Environment: STILL_CHUNK, STILL_CONTEXT, STILL_DIM (sizes), STILL_EOG_AT (the n-th token is the end of generation),
 STILL_SLOW_S (each op takes that long), STILL_PIDS (a file: pids of this worker and of the child that "child" starts),
 STILL_FAULT: comma-separated `what@n`, before the n-th op is answered, or `what@load`; see `_misbehave`.
+STILL_GATE: the file that `gate@n` waits for to be removed.
 """
 
 from __future__ import annotations
@@ -202,6 +203,9 @@ def _misbehave(moment: str, faults: list[tuple[str, str]], replies: BinaryIO) ->
             sys.exit(1)
         elif kind == "hang":
             time.sleep(600)
+        elif kind == "gate":
+            while os.path.exists(os.environ["STILL_GATE"]):
+                time.sleep(0.01)
         elif kind == "garbage":
             replies.write(b"\xff\x00 this is no JSON\n")
         elif kind == "flood":

@@ -238,6 +238,18 @@ def test_point_18_a_client_can_be_killed_at_any_step_and_the_ledger_tells_what_i
         assert fake.ledger()["live"] == []
 
 
+def test_point_18_a_hook_at_its_arrival_sees_a_call_that_a_fault_keeps_from_its_effect():
+    with FakeVast() as fake:
+        seen: list[str] = []
+        for moment in ("arrival", "before", "after"):
+            fake.on("create", moment, lambda request, instance_id, moment=moment: seen.append(moment))
+        fake.fault("create.502")
+        path = f"/api/v0/asks/{fake.offers[0].ask_id}/"
+        assert call(fake, "PUT", path, order()).status == 502 and seen == ["arrival"]
+        rent(fake)
+        assert seen == ["arrival", "arrival", "before", "after"]
+
+
 def _settled(fake: FakeVast, rented: int) -> list[dict]:
     for _ in range(200):
         live = fake.ledger()["live"]

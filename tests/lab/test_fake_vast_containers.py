@@ -234,6 +234,18 @@ def test_running_but_refusing_is_refused_and_filtered_datagrams_are_lost(tmp_pat
             ask_udp(host, udp, within_s=0.3)
 
 
+def test_a_pip_that_is_held_stands_still_and_an_idle_one_has_nothing_to_do(tmp_path):
+    with FakeVast(inside=Inside(isolation="plain", pip="idle"), folder=tmp_path) as fake:
+        command = {"onstart": "/bin/sh", "args": ["-c", "echo begun; exec python3 -m pip install --quiet tinygrad"]}
+        held, free = rent(fake, 0, **command), rent(fake, 4, **command)
+        fake.hold(held, "pip")
+        fake.clock.advance(60)
+        eventually(lambda: fake.log(free) == "begun\nRequirement already satisfied: tinygrad\n")
+        eventually(lambda: fake.log(held) == "begun\n")
+        (tmp_path / str(held) / "hold-pip").unlink()
+        eventually(lambda: fake.log(held) == fake.log(free))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not NAMESPACES, reason="neither root nor user namespaces")
 def test_a_host_without_hairpin_is_not_reached_by_its_peers_and_a_lost_one_by_nobody(tmp_path):

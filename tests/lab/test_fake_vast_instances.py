@@ -215,6 +215,20 @@ def test_point_12_what_befalls_a_running_machine_can_befall_it_now(name):
         assert ("gone" if row is None else row["actual_status"]) == expected.get(name, name)
 
 
+def test_point_12_what_an_instance_shows_can_be_cut_short_and_a_start_that_hung_can_go_on():
+    with FakeVast() as fake:
+        fake.fault("machine.stuck-loading")
+        made = rent(fake)
+        fake.clock.advance(600)
+        assert show(fake, made)["actual_status"] == "loading"
+        fake.come_up(made)
+        fake.clock.advance(10)
+        assert show(fake, made)["actual_status"] == "running" and show(fake, made)["ports"]
+        fake.cut(made, status="exited")
+        fake.clock.advance(600)
+        assert show(fake, made)["actual_status"] == "exited" and fake.instance(made).serving_since(fake.clock.now())
+
+
 def test_point_12_a_machine_without_free_ports_runs_without_them():
     with FakeVast() as fake:
         portless = next(index for index, one in enumerate(fake.offers) if one.decoy == "portless")

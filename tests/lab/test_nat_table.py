@@ -6,31 +6,23 @@ import pytest
 
 from tests.lab.nat_lab.expected import HOME, IN_CI, NAMED, PAIRS, expected
 from tests.lab.nat_lab.lab import why_not
-from tests.lab.nat_lab.meeting import Outcome, names_a_remedy
-from tests.lab.nat_table import chosen, infer_in_cell, run_cell, run_complaints
+from tests.lab.nat_lab.meeting import Outcome, RunResult, names_a_remedy
+from tests.lab.nat_table import chosen, outcomes
 
 needs_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab runs")
+computes = sys.version_info >= (3, 11)  # what a computing stage needs
 PUNCHED, NOBODY = NAMED["home-open-stages-punch"][0], NAMED["nobody-can-be-dialled"][0]
 
 
 @needs_lab
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_ends_on_the_paths_that_were_expected(name):
-    assert run_cell(NAMED[name][0]).complaints() == []
-
-
-@needs_lab
-@pytest.mark.slow
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="a computing stage needs Python 3.11")
-@pytest.mark.parametrize("name", IN_CI)
-def test_a_cell_that_can_work_answers_and_every_other_fails_with_its_cause(name):
-    cell = NAMED[name][0]
-    assert run_complaints(cell, infer_in_cell(cell)) == []
+def test_the_twelve_named_cells_end_on_their_paths_and_answer_or_fail_with_the_cause():
+    found = outcomes(chosen("ci"), jobs=4, real=computes)  # they mostly wait
+    assert {name: outcome.complaints() for name, outcome in found} == {name: [] for name in IN_CI}
 
 
 def outcome(
-    cell, paths: str = "DDP", *, message: str = "", failed_after_s: float | None = None, first_s=0.1
+    cell, paths: str = "DDP", *, message: str = "", failed_after_s: float | None = None, first_s=0.1, verdict: str = ""
 ) -> Outcome:
     words = {"D": "direct", "P": "punched", "R": "relayed", "x": "impossible", "?": "disputed"}
     return Outcome(
@@ -42,6 +34,7 @@ def outcome(
         message=message,
         failed_after_s=failed_after_s,
         stderr={HOME: []},
+        run=RunResult(verdict=verdict, detail="as asked", seconds=1.0) if verdict else None,
     )
 
 
@@ -60,6 +53,14 @@ REMEDY = "nobody can be dialled: rent a stage with a mapped port, or forward one
         (outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=25.0), "no failure within 20 s"),
         (outcome(NOBODY, "xxx", message="20 s spent", failed_after_s=20.0), "which side must change"),
         (outcome(NOBODY, "DDP"), "paths DDP, not xxx"),
+        (outcome(PUNCHED, verdict="right"), None),
+        (outcome(PUNCHED, verdict="wrong"), "run wrong: as asked"),
+        (outcome(PUNCHED, verdict="failed"), "run failed: as asked"),
+        (outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=19.0, verdict="failed"), None),
+        (
+            outcome(NOBODY, "xxx", message=REMEDY, failed_after_s=19.0, verdict="right"),
+            "run right, where no run can be",
+        ),
     ],
 )
 def test_an_outcome_is_held_against_what_was_expected(found, complaint):

@@ -66,6 +66,7 @@ class MemoryNet:
         self.names: dict[str, Address] = {}
         self.tap: Callable[[str, Message], int] = lambda role, message: 1
         self.unreachable: set[str] = set()
+        self.refused: list[Message] = []  # what was for one of these
 
     def deliver(self, sender: str, role: str, to: Address, payload: bytes) -> None:
         for _ in range(self.tap(role, decode(payload))):
@@ -82,6 +83,7 @@ class MemoryPost:
     async def send(self, to: Address, payload: bytes) -> None:
         await asyncio.sleep(0)
         if to.node_id in self._net.unreachable:
+            self._net.refused.append(decode(payload))
             raise LinkLost(f"no link to {to.node_id}", phase="ask")
         self._net.deliver(self._node_id, self._role, to, payload)
 

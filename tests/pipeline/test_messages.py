@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import struct
 import tracemalloc
 
 import pytest
 
 from ppsmoke.errors import MessageError
 from ppsmoke.pipeline.messages import (
+    MAX_NUMBERS,
+    MAX_TEXT_BYTES,
     InferenceRequest,
     InferenceResponse,
     NextToken,
@@ -211,3 +214,29 @@ def test_lengths_and_shapes_that_a_header_claims_cost_no_memory():
     finally:
         tracemalloc.stop()
     assert peak < 64 << 10
+
+
+def _sized(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("prompt", b"\x01" + struct.pack("<QIB", 1, 9, 0) + _sized(b"") + _sized(bytes(MAX_TEXT_BYTES + 1))),
+        ("compute_us", b"\x03" + struct.pack("<QIIB", 1, 2, 3, 0) + _sized(bytes(4 * (MAX_NUMBERS + 1)))),
+    ],
+    ids=["a text", "numbers"],
+)
+def test_what_would_take_many_times_its_bytes_is_refused_by_its_length(field, data):
+    tracemalloc.start()
+    with pytest.raises(MessageError, match=f"{field}: .* at most"):
+        decode(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * len(data)
+
+
+def test_neither_can_such_a_message_be_made():
+    with pytest.raises(MessageError, match="compute_us: 1048577 numbers, at most"):
+        NextToken(request_id=1, token_id=1, position=1, done=False, compute_us=(0,) * (MAX_NUMBERS + 1))

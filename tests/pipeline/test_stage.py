@@ -9,6 +9,7 @@ import pytest
 
 from ppsmoke.cluster.addresses import Address, Delivery
 from ppsmoke.errors import WorkerLost
+from ppsmoke.pipeline import outbox
 from ppsmoke.pipeline.messages import (
     InferenceRequest,
     InferenceResponse,
@@ -19,6 +20,7 @@ from ppsmoke.pipeline.messages import (
     encode,
 )
 from tests.lab import still_worker
+from tests.lab.cluster import until
 from tests.pipeline.memory_net import ASKER, chain
 
 STAGES = [1, 2, 3, 5]
@@ -373,3 +375,18 @@ def test_the_reply_goes_where_the_request_says_and_not_to_whoever_watches():
             return await pipeline.net.queues[other.node_id].get()
 
     assert asyncio.run(scenario()).sender_role == "stage-1-of-2"
+
+
+@pytest.mark.parametrize(("max_tokens", "kind"), [(3, InferenceResponse), (0, StageFailed)])
+def test_an_answer_or_a_failure_waits_for_an_orchestrator_that_sleeps(max_tokens, kind, monkeypatch):
+    monkeypatch.setattr(outbox, "AGAIN_S", 0.01)
+
+    async def scenario():
+        async with chain(2) as pipeline:
+            pipeline.net.unreachable.add(ASKER.node_id)
+            pipeline.request(max_tokens=max_tokens)
+            await until(lambda: any(isinstance(message, kind) for message in pipeline.net.refused))
+            pipeline.net.unreachable.clear()
+            return await pipeline.outcome()
+
+    assert isinstance(asyncio.run(scenario()), kind)

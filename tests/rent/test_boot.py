@@ -1,52 +1,25 @@
 """A container from its start command to its end: real processes, a real socket, the push as the run does it."""
 
-import asyncio
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from ppsmoke.errors import DeadlineExceeded
 from ppsmoke.rent.boot import start_command
-from ppsmoke.rent.process_one import HEADER_BYTES, HELLO_S, MAGIC, MAX_PEERS, proof
-from ppsmoke.rent.push import BootFailed, ask_boot, build_payload, push
-from ppsmoke.waiting import Deadline
-from tests.lab.small_container import SECRET, Api, Container, container, until, zipapp_of_fake_node
+from ppsmoke.rent.push import BootFailed, build_payload
+from tests.lab.small_container import Api, Container, container, until
+from tests.rent.boot_lab import CODE, PAYLOAD, end_node, listens, push_to, status_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a rented container is Linux")
 
-CODE = zipapp_of_fake_node()
-PAYLOAD = build_payload('{"ca": "Q0E=", "leaf": "TEVBRg=="}', CODE)
 TAKEN = (200, '{"success": true}')
 GONE = (404, '{"error": "no_such_instance"}')
-
-
-def push_to(it: Container, payload=PAYLOAD, *, secret=SECRET, within_s=20.0, seen=None):
-    deadline = Deadline.after(within_s, phase="boot")
-    record = (lambda status: None) if seen is None else seen.append
-    return asyncio.run(push("127.0.0.1", it.port, secret, payload, deadline=deadline, stage=1, on_status=record))
-
-
-def status_of(it: Container):
-    return asyncio.run(ask_boot("127.0.0.1", it.port, SECRET, deadline=Deadline.after(10)))
-
-
-def end_node(it: Container, status: int = 0) -> None:
-    (it.folder / "node.json").unlink()
-    (it.folder / "node-exit").write_text(str(status))
-
-
-def listens(it: Container):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", it.port)) == 0
 
 
 def test_the_code_arrives_while_pip_runs_then_the_node_runs_beside_the_dead_man(tmp_path):
@@ -276,178 +249,3 @@ def test_with_the_real_pip_where_everything_is_there_already(tmp_path):
         it.node()
     finally:
         it.end()
-
-
-# --- who must not get in ---
-
-
-@contextmanager
-def connected(it: Container):
-    """A raw connection to the boot, and its nonce."""
-    with socket.create_connection(("127.0.0.1", it.port), timeout=10) as peer:
-        greeting = b""
-        while len(greeting) < len(MAGIC) + 32:
-            greeting += peer.recv(99)
-        yield peer, greeting[len(MAGIC) :]
-
-
-def dropped(peer: socket.socket) -> bytes:
-    """What the boot still says before it hangs up."""
-    said = b""
-    try:
-        while data := peer.recv(4096):
-            said += data
-    except ConnectionResetError:
-        pass
-    return said
-
-
-def header(payload=PAYLOAD, *, size=None, digest=None, nonce=b"n" * 32) -> bytes:
-    size = len(payload) if size is None else size
-    return nonce + b"P" + size.to_bytes(8, "big") + (digest or hashlib.sha256(payload).digest())
-
-
-def wrong_key(it):
-    with connected(it) as (peer, nonce):
-        peer.sendall(header() + proof(b"k" * 32, b"peer", nonce + header()) + PAYLOAD[:1000])
-        return dropped(peer)
-
-
-def no_key(it):
-    with connected(it) as (peer, nonce):
-        peer.sendall(header() + proof(b"", b"peer", nonce + header()))
-        return dropped(peer)
-
-
-def replay(it):
-    with connected(it) as (peer, nonce):  # a true header, as somebody on the way would have seen it
-        recorded = header() + proof(SECRET, b"peer", nonce + header())
-    with connected(it) as (peer, _):
-        peer.sendall(recorded + PAYLOAD[:1000])
-        return dropped(peer)
-
-
-def reflection(it):
-    with connected(it) as (peer, nonce):  # the boot's own kind of proof does not open the door
-        mirrored = header(nonce=nonce)
-        peer.sendall(mirrored + proof(SECRET, b"boot", nonce + mirrored))
-        return dropped(peer)
-
-
-def garbage(it):
-    with connected(it) as (peer, _):
-        peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) * 8)
-        return dropped(peer)
-
-
-def empty(it):
-    with connected(it) as (peer, _):
-        peer.shutdown(socket.SHUT_WR)
-        return dropped(peer)
-
-
-def oversize_claim(it):
-    with connected(it) as (peer, nonce):
-        huge = header(size=1 << 60)
-        peer.sendall(huge + proof(SECRET, b"peer", nonce + huge) + b"x" * 1000)
-        return dropped(peer)[32:]
-
-
-def truncated_body(it):
-    with connected(it) as (peer, nonce):
-        peer.sendall(header() + proof(SECRET, b"peer", nonce + header()) + PAYLOAD[:-1])
-        peer.shutdown(socket.SHUT_WR)
-        return dropped(peer)[32:]
-
-
-def wrong_digest(it):
-    with connected(it) as (peer, nonce):
-        peer.sendall(header() + proof(SECRET, b"peer", nonce + header()) + PAYLOAD[:-1] + b"?")
-        return dropped(peer)[32:]
-
-
-ATTACKS = [wrong_key, no_key, replay, reflection, garbage, empty, oversize_claim, truncated_body, wrong_digest]
-
-
-def test_no_wrong_peer_gets_an_answer_or_runs_anything_and_the_true_push_still_arrives(tmp_path):
-    with container(tmp_path) as it:
-        it.says("listening")
-        for attack in ATTACKS:
-            assert attack(it) == b"", attack.__name__
-        assert not (tmp_path / "node.json").exists() and list(it.home.glob("*.pyz")) == []
-        push_to(it)
-        it.node()
-
-
-@pytest.mark.slow
-def test_code_that_cannot_run_leaves_the_boot_listening_for_code_that_can(tmp_path):
-    with container(tmp_path) as it:
-        it.says("listening")
-        with pytest.raises(DeadlineExceeded):
-            push_to(it, build_payload("{}", b"no zipapp at all"), within_s=1.0)
-        it.says("peer dropped: ModuleNotFoundError")
-        push_to(it)
-        it.node()
-
-
-@pytest.mark.slow
-def test_the_same_attacks_on_a_boot_whose_node_has_ended_do_as_little(tmp_path):
-    with container(tmp_path) as it:
-        push_to(it)
-        it.node()
-        end_node(it)
-        it.says("listening", times=3)
-        for attack in ATTACKS:
-            assert attack(it) == b"", attack.__name__
-        assert not (tmp_path / "node.json").exists() and status_of(it).state == "ended"
-
-
-def test_a_boot_without_a_secret_lets_nobody_in(tmp_path):
-    with container(tmp_path, PPSMOKE_NODE_SECRET="") as it:
-        it.says("listening")
-        with suppress(ConnectionResetError), connected(it) as (peer, nonce):  # it may hang up before we have spoken
-            peer.sendall(header() + proof(b"", b"peer", nonce + header()) + PAYLOAD)
-            assert dropped(peer) == b""
-
-
-def test_forty_peers_that_drip_bytes_do_not_keep_the_true_one_out(tmp_path):
-    with container(tmp_path) as it, ExitStack() as slow:
-        it.says("listening")
-        peers = [slow.enter_context(connected(it))[0] for _ in range(40)]
-        for peer in peers[-MAX_PEERS:]:
-            peer.sendall(b"x" * (HEADER_BYTES - 1))
-        assert dropped(peers[0]) == b""  # the oldest made room
-        report = push_to(it)
-        assert report.attempts == 1
-        it.node()  # it has the port although slow peers are still connected
-
-
-@pytest.mark.slow
-def test_a_peer_that_drips_bytes_is_dropped_after_ten_seconds_however_lively_it_is(tmp_path):
-    with container(tmp_path) as it:
-        it.says("listening")
-        with connected(it) as (peer, _):
-            began = time.monotonic()
-            peer.settimeout(0.5)
-            with suppress(ConnectionError):
-                while time.monotonic() - began < 2 * HELLO_S:
-                    peer.sendall(b"x")
-                    with suppress(TimeoutError):
-                        if not peer.recv(1):
-                            break
-            assert HELLO_S - 1 < time.monotonic() - began < HELLO_S + 5
-
-
-@pytest.mark.slow
-def test_wrong_secrets_on_either_side_are_named_after_a_few_tries(tmp_path):
-    with container(tmp_path) as it:
-        with pytest.raises(BootFailed, match="did not accept our proof of the stage's secret") as failed:
-            push_to(it, secret=b"w" * 32)
-        assert failed.value.kind == "proof" and failed.value.stage == 1
-
-
-@pytest.mark.slow
-def test_a_boot_of_which_nothing_is_there_is_an_error_that_says_what_was_seen(tmp_path):
-    it = Container(tmp_path)  # never started
-    with pytest.raises(DeadlineExceeded, match=r"bringing the code to 127.0.0.1:\d+ \(.*refused.*; \d+ attempts\)"):
-        push_to(it, within_s=1.0)

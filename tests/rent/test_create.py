@@ -65,7 +65,7 @@ def test_a_create_is_in_the_journal_before_it_leaves_and_after_it_came_back(fake
     before = []
     fake.on("create", "before", lambda request, _: before.append([one.state for one in bench.journal.entries.values()]))
     rented = run(bench.create())
-    assert isinstance(rented, Rented) and before == [["intent"]]
+    assert isinstance(rented, Rented) and before == [["intent"]] and not bench.creator.strays
     (entry,) = bench.journal.entries.values()
     assert entry.state == "created" and entry.instance_id == rented.instance_id and entry.account == "lab/1"
     assert Label.parse(entry.label) is not None and fake.instance(rented.instance_id).label == entry.label
@@ -108,6 +108,7 @@ def test_an_unclear_create_that_made_nothing_frees_the_run_and_stays_open_until_
     bench = Bench(fake, tmp_path)
     fake.fault(f"create.{fault}")
     assert isinstance(run(bench.create()), OfferLost) and bench.creates == 1
+    assert bench.creator.strays == {one.label for one in bench.journal.open_entries()}
     assert [entry.state for entry in bench.journal.open_entries()] == ["intent"]
     outcome = run(bench.finish())
     assert [one.how for one in outcome.ended] == ["never appeared"] and not bench.journal.open_entries()

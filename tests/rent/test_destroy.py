@@ -151,9 +151,13 @@ def test_an_instance_that_was_gone_already_is_told_as_that(fake, tmp_path):
     lab.check_empty()
 
 
-def test_a_run_with_nothing_open_costs_one_look(fake, tmp_path):
+def test_a_run_with_nothing_open_costs_one_look_and_one_without_a_single_create_none(fake, tmp_path):
     lab = Run(fake, tmp_path, instances=0)
     before = len(fake.requests)
+    assert lab.end().ended == () and len(fake.requests) == before
+    label = str(Label.fresh("5eed0001", 0, expires_at=fake.clock.now()))
+    lab.journal.intent(Entry(label=label, state="intent", account=lab.account, intent_at=fake.clock.now()))
+    lab.journal.refused(label, "no_such_ask", at=fake.clock.now())
     assert lab.end().ended == () and len(fake.requests) == before + 1
 
 

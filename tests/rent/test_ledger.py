@@ -15,7 +15,7 @@ import pytest
 
 from ppsmoke.rent import ledger
 from ppsmoke.rent.labels import Label, has_prefix
-from ppsmoke.rent.ledger import Entry, Journal, LedgerError, fold, parse, read_journals, state_dir
+from ppsmoke.rent.ledger import Entry, Journal, LedgerError, fold, parse, read_journals
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -200,6 +200,21 @@ def test_an_id_is_remembered_even_if_it_cannot_be_written(tmp_path, monkeypatch)
     assert journal.open_entries()[0].instance_id == 7
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_journal_that_cannot_be_removed_is_given_up_all_the_same(tmp_path, monkeypatch, damaged):
+    journal = start(tmp_path)
+    journal.damaged = damaged
+
+    def read_only(*args, **kwargs) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    monkeypatch.setattr(ledger.os, "replace", read_only)
+    journal.close()
+    (view,) = read_journals(tmp_path)
+    assert not view.owner_alive and not view.entries
+
+
 def test_a_file_system_without_locks_means_rent_nothing(tmp_path, monkeypatch):
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -207,14 +222,6 @@ def test_a_file_system_without_locks_means_rent_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(LedgerError):
         start(tmp_path)
-
-
-@pytest.mark.parametrize(("environ", "where"), [
-    ({}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": ""}, "home/.local/state/ppsmoke"),
-    ({"XDG_STATE_HOME": "relative"}, "home/.local/state/ppsmoke"), ({"XDG_STATE_HOME": "/x"}, "/x/ppsmoke"),
-])  # fmt: skip
-def test_the_state_folder_is_where_xdg_says(environ, where):
-    assert str(state_dir(environ, Path("home"))) == where
 
 
 STEPS = """

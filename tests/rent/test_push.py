@@ -312,6 +312,25 @@ def test_a_status_with_fields_of_other_kinds_reads_as_if_they_were_missing_and_i
     assert status.tail == "a?]0;b?\tc\n?d"
 
 
+@pytest.mark.parametrize(
+    ("text", "pip_s"),
+    [
+        (b'{"pip_s": 1e400}', 0.0),
+        (b'{"pip_s": 1%s}' % (b"0" * 400), 0.0),
+        (b'{"pip_s": NaN}', 0.0),
+        (b'{"pip_s": 2}', 2.0),
+    ],
+    ids=["infinite", "too large for a float", "not a number", "two seconds"],
+)
+def test_a_number_that_no_boot_would_say_reads_as_if_it_were_missing(text, pip_s):
+    assert BootStatus.read(text).pip_s == pip_s
+
+
+def test_a_record_that_is_nested_without_end_is_no_record():
+    with pytest.raises(ValueError, match="nested"):
+        BootStatus.read(b"[" * push_module.MAX_RECORD_BYTES)
+
+
 @pytest.mark.parametrize("moment", ["connected", "proven", "sent"])
 def test_a_push_that_is_cancelled_leaves_no_connection_behind(moment):
     async def scene():

@@ -200,11 +200,35 @@ def test_ls_says_what_is_paid_for_now(fake, tmp_path):
     listing = run(lab.api.instances())
     findings = sort_out(listing, read_journals(tmp_path), now=lab.api.clock.wall())
     text = "\n".join(ls_lines(findings, now=lab.api.clock.wall()))
-    assert "3 of ours" in text and "for 30 min" in text and "4 other instances" in text
+    assert "2 of this state folder's runs, $" in text and "a live run of this state folder (run " in text
+    assert "1 of other runs, on another machine or in another state folder, $0.168 an hour" in text
+    assert "another run, of another machine or state folder, alive for at most " in text
+    assert "for 30 min" in text and "4 other instances" in text and "of ours" not in text
     rows = to_json(findings, now=lab.api.clock.wall())
     assert {row["whose"] for row in rows} == {"live_run", "other_run"} and rows[-1]["age_s"] >= 1800
     lab.end()
-    assert ls_lines([], now=NOW) == ["nothing of ours is rented on this account"]
+    assert ls_lines([], now=NOW) == ["nothing of this state folder's runs is rented on this account"]
+
+
+def test_ls_tells_how_long_another_runs_time_has_been_over_and_only_counts_what_is_foreign():
+    rows = [
+        Instance(id=5, label=label("bbbb0001", expires_in_s=-1200), dph_total=0.2, gpu_name="L4"),
+        Instance(id=6, label=label("cccc0001", expires_in_s=120), dph_total=0.1),
+        Instance(id=7, label="ppsmoke-production-db", dph_total=0.4),
+        Instance(id=8, label="train-7b", dph_total=9.0),
+    ]
+    findings = sort_out(Listing(tuple(rows)), [], now=NOW)
+    lines = ls_lines(findings, now=NOW)
+    assert lines[0].endswith("another run, whose time is over (20 min ago)")
+    assert lines[1].endswith("another run, of another machine or state folder, alive for at most 2 more min")
+    assert lines[2].endswith("no run of ours, though its label starts like one's")
+    assert lines[3:] == [
+        "2 of other runs, on another machine or in another state folder, $0.300 an hour",
+        "1 with a label that only starts like ours, $0.400 an hour",
+        "nothing of this state folder's runs is rented on this account",
+        "1 other instance on this account",
+    ]
+    assert [row["expires_at"] for row in to_json(findings, now=NOW)] == [NOW - 1200, NOW + 120, None]
 
 
 # The reaper and the kill tests: real processes, in a world that runs 60 times as fast.

@@ -58,6 +58,7 @@ NO_ASK_410 = "error 410/3907: no_such_ask Instance type by id 7 is no longer ava
     (429, "API requests too frequent: endpoint threshold=4.5", TooOften),
     (429, {"detail": "slow down"}, TooOften),
     (200, {}, Unclear),
+    (408, "<html>Request Timeout</html>", Unclear),
     (200, {"success": True}, Unclear),
     (200, {"success": True, "new_contract": None}, Unclear),
     (200, {"success": True, "new_contract": True}, Unclear),

@@ -152,7 +152,7 @@ class Containers:
     def start(self, instance: Instance, *, reachable: bool) -> None:
         """Run its start command, its ports mapped first. Raises OSError if it cannot be started."""
         folder = self._folder / str(instance.id)
-        make_home(folder, self._python)
+        make_home(folder, self._python, pip=self._inside.pip)
         address = "127.0.0.1" if self._isolated or sys.platform != "linux" else next(self._inner_addresses)
         container = Container(instance, Gate(self._command), address, folder / "log", reachable)
         self._running[instance.id] = container
@@ -162,6 +162,12 @@ class Containers:
         except BaseException:
             self.stop(instance.id)
             raise
+
+    def hold(self, instance_id: int, name: str) -> None:
+        """From now on a "pip" or "node" that starts in there stands still before its first line."""
+        folder = self._folder / str(instance_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"hold-{name}").touch()
 
     def stop(self, instance_id: int) -> None:
         """End the container and all its processes, and free its ports."""

@@ -18,12 +18,13 @@ from tests.lab.fake_vast.containers import Containers
 from tests.lab.fake_vast.faults import FaultBox
 from tests.lab.fake_vast.host import Hosts
 from tests.lab.fake_vast.inside import Inside
-from tests.lab.fake_vast.instances import Instance
+from tests.lab.fake_vast.instances import START_S, Instance
 from tests.lab.fake_vast.market import Offer, default_market
 from tests.lab.fake_vast.replies import Request
 from tests.lab.fake_vast.server import Listener, open_api
 from tests.lab.fake_vast.service import Hook, Service
 
+NET_CLAIM_PORT = 33333  # bound on an address that no host gets
 # Foreign instances that share the account: no label, another label, prefix-like labels, another run's live rental.
 DECOY_LABELS: tuple[str | None, ...] = (
     None,
@@ -64,8 +65,8 @@ class FakeVast:
         self._hosts: Hosts | None = None
         self._containers: Containers | None = None
         self._ports_given: set[int] = set()
-        self._net = random.randrange(64, 250) if inside is not None else 77
         self._closing = ExitStack()
+        self._net = 77 if inside is None or sys.platform != "linux" else self._own_net()
         self.clock = Clock(scale=scale, start=start)
         self._faults = FaultBox()
         self._port = port
@@ -129,13 +130,30 @@ class FakeVast:
         return self._faults.unused()
 
     def on(self, route: str, moment: str, hook: Hook) -> None:
-        """Call hook(request, instance id or None) "before" or "after" the effect of each call on the route."""
+        """Call hook(request, instance id or None) at the "arrival" of each call on the route, before any fault strikes
+        it, "before" its effect or "after" it. The call goes on when the hook returns."""
         self.service.on(route, moment, hook)
 
     def strike(self, instance_id: int, name: str) -> None:
         """Let it befall a running instance now: offline, unknown, outbid, credit-stop, vanish or false-exited."""
         with self.service.lock:
             self._account.instances[instance_id].strike(name, self.clock.now())
+
+    def cut(self, instance_id: int, **changes: Any) -> None:
+        """Let nothing more become of an instance by itself; its phase (instances.Phase) goes on with these changes."""
+        with self.service.lock:
+            self._account.instances[instance_id].cut(self.clock.now(), **changes)
+
+    def come_up(self, instance_id: int) -> None:
+        """Let an instance whose start hung go on to run."""
+        with self.service.lock:
+            self._account.instances[instance_id].start(self.clock.now(), after_s=START_S)
+
+    def hold(self, instance_id: int, name: str) -> None:
+        """Have a "pip" or "node" of the instance stand still at its start, which must be yet to come."""
+        if self._containers is None:
+            raise RuntimeError("this fake runs no containers")
+        self._containers.hold(instance_id, name)
 
     def ledger(self) -> dict[str, Any]:
         """The bill and the request log, as GET /_lab/ledger shows them."""
@@ -182,6 +200,18 @@ class FakeVast:
                     continue
             self._ports_given.add(port)
             return port
+
+    def _own_net(self) -> int:
+        """N of 127.N.0.0/16, which no other fake on this machine takes while this one lasts."""
+        while True:
+            net, claim = random.randrange(64, 250), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                claim.bind((f"127.{net}.255.254", NET_CLAIM_PORT))
+            except OSError:
+                claim.close()
+                continue
+            self._closing.enter_context(claim)
+            return net
 
     def _address_of(self, number: int) -> str:
         """A loopback address for the n-th host; elsewhere than on Linux only 127.0.0.1 is up."""

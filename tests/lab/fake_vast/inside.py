@@ -10,13 +10,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tests.lab.fake_vast import held
 from tests.lab.fake_vast.instances import Instance
 from tests.lab.fake_vast.records import SAME_PORT_FROM, variables
 
 SYSTEM_PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 PIP_PROXY_PORT = 3128  # in a namespace: the way out to the package index, for pip alone
+_IDLE_PIP = """
+import sys
+for word in sys.argv[2:]:
+    if not word.startswith("-"):
+        print("Requirement already satisfied:", word)
+"""
 _ASK_PYTHON = """
 import json, os, sys, sysconfig
 paths = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
@@ -37,6 +44,7 @@ class Inside:
     container; "{address}" in a value is the container's inner address. reach: addresses of the outside that are
     reachable from inside (the API always is). chroot: a bare file system with what python:3.12-slim has, over the
     installation that `python` belongs to. inject: paths that the host puts into a chroot, as it does a GPU's driver.
+    pip: "idle" finds everything installed at once, for stages that compute nothing; not in a chroot.
     """
 
     isolation: str = "best"
@@ -46,6 +54,7 @@ class Inside:
     reach: tuple[tuple[str, int], ...] = ()
     chroot: bool = False
     inject: tuple[str, ...] = ()
+    pip: Literal["real", "idle"] = "real"
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Python:
         return cls(told["exe"], told["prefix"], told["version"], tuple(told["paths"]))
 
 
-def make_home(folder: Path, python: Python) -> None:
+def make_home(folder: Path, python: Python, *, pip: Literal["real", "idle"]) -> None:
     """The container's folders, and its virtual environment, which sees what the interpreter's own environment holds."""
     for name in ("home", "tmp", "venv/bin"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -74,13 +83,19 @@ def make_home(folder: Path, python: Python) -> None:
         f"home = {Path(python.exe).parent}\ninclude-system-site-packages = false\nversion = {python.version}\n"
     )
     (site / "underneath.pth").write_text("".join(f"{path}\n" for path in python.paths))
+    (site / "lab_held.py").write_text(Path(held.__file__).read_text())
+    (site / "lab_held.pth").write_text("import lab_held\n")
     for name in ("python", "python3", f"python{python.version}"):
         link = folder / "venv" / "bin" / name
         if not link.is_symlink():
             link.symlink_to(python.exe)
-    pip = folder / "venv" / "bin" / "pip"
-    pip.write_text(f'#!/bin/sh\nexec {shlex.quote(str(folder / "venv/bin/python"))} -m pip "$@"\n')
-    pip.chmod(0o755)
+    if pip == "idle":
+        (site / "pip").mkdir(exist_ok=True)
+        (site / "pip" / "__init__.py").touch()  # without it the one underneath would come first
+        (site / "pip" / "__main__.py").write_text(_IDLE_PIP)
+    command = folder / "venv" / "bin" / "pip"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(str(folder / "venv/bin/python"))} -m pip "$@"\n')
+    command.chmod(0o755)
 
 
 def environment(instance: Instance, inside: Inside, *, folder: Path, address: str, isolated: bool) -> dict[str, str]:

@@ -68,7 +68,8 @@ class Service:
         self._hooks: list[tuple[str, str, Hook]] = []
 
     def on(self, route: str, moment: str, hook: Hook) -> None:
-        """Call hook(request, instance id or None) "before" a call has its effect or "after" it, before the reply."""
+        """Call hook(request, instance id or None) at the "arrival" of a call, "before" it has its effect (a fault may
+        keep it from that) or "after" it, before the reply."""
         self._hooks.append((route, moment, hook))
 
     def handle(self, request: Request) -> Reply:
@@ -86,6 +87,7 @@ class Service:
             return replies.bad_key(self._bad_key_status)
         if (refused := self._paced(request, route)) is not None:
             return refused
+        self._fire(route, "arrival", request, instance_id)
         kind = self.faults.take(route)
         if kind is not None and (broken := replies.without_effect(kind, elsewhere=self.elsewhere)) is not None:
             return broken

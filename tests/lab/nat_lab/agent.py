@@ -1,30 +1,30 @@
 """A real node of the cluster in a host of the lab, told what to do over stdin, in JSON lines; answers on stdout.
 
-python -m tests.lab.nat_lab.agent. Requests run side by side and carry an id, which their answer repeats. Times are of
-the monotonic clock, which all processes of a machine share. It ends when its stdin does.
+python -m tests.lab.nat_lab.agent. Requests run side by side and carry an id, which their answer repeats. It ends when
+its stdin does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from ppsmoke.cluster.addresses import Address, Candidate, Endpoint
+from ppsmoke.cluster.addresses import Candidate, Endpoint
 from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.node import Node
-from ppsmoke.errors import LinkLost, SmokeError
+from ppsmoke.errors import DeadlineExceeded, SmokeError
 from ppsmoke.keys import derive
 from ppsmoke.pipeline.messages import InferenceRequest, InferenceResponse, StageFailed, StageStatus, decode, encode
 from ppsmoke.pipeline.names import ENTRY_NAME, ORCHESTRATOR_MAILBOX, may_own
-from ppsmoke.waiting import Deadline, cancel_and_reap, running
+from ppsmoke.stage_node import SEED_DIAL_S
+from ppsmoke.waiting import Deadline, cancel_and_reap
+from tests.lab.nat_lab.watch import Watch
 
-GREETINGS = "greetings"  # the mailbox that tells when a first message came
-LOOK_EVERY_S = 0.01  # at the links, whose changes of path are no events
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -32,8 +32,7 @@ class Agent:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._node: Node
-        self._paths: dict[str, list[tuple[float, str]]] = {}  # by peer: since when on which path, "" is none
-        self._greeted: dict[str, float] = {}  # by sender: when its first message came
+        self._watch: Watch
 
     async def obey(self, request: dict[str, Any]) -> Any:
         """The answer to a request: of the method that is called like its op."""
@@ -65,28 +64,18 @@ class Agent:
                 advertise=[Candidate(*candidate) for candidate in advertise],
             )
         )
-        await self._stack.enter_async_context(running(self._watch_paths(), name="watch over paths"))
-        await self._stack.enter_async_context(running(self._read_greetings(), name="greetings"))
-        return {"node_id": self._node.node_id, "at": time.monotonic()}
+        self._watch = await self._stack.enter_async_context(Watch.over(self._node))
+        return {"node_id": self._node.node_id}
 
-    async def _watch_paths(self) -> None:
-        while True:
-            now, paths = time.monotonic(), {link.peer: link.path for link in self._node.links()}
-            for peer in paths.keys() | self._paths.keys():
-                history, path = self._paths.setdefault(peer, []), paths.get(peer, "")
-                if not history or history[-1][1] != path:
-                    history.append((now, path))
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def on_dial(self, *, endpoints: list[dict[str, Any]], within_s: float) -> None:
+        """Keep a link to a node: one of its endpoints after the other until there is one, as a stage does it."""
 
-    async def _read_greetings(self) -> None:
-        mailbox = self._node.mailbox(GREETINGS)
-        while True:
-            delivery = await mailbox.receive()
-            self._greeted.setdefault(delivery.sender, time.monotonic())
+        async def in_turn() -> None:
+            for endpoint in itertools.cycle(endpoints):
+                with suppress(DeadlineExceeded):
+                    return await Deadline.after(SEED_DIAL_S).wait(self._node.dial(Endpoint(**endpoint)), doing="")
 
-    async def on_dial(self, *, endpoint: dict[str, Any], within_s: float) -> None:
-        """Keep a link to it; returns when it is up. What is dialled in vain is dialled on."""
-        await Deadline.after(within_s).wait(self._node.dial(Endpoint(**endpoint)), doing="dialling")
+        await Deadline.after(within_s).wait(in_turn(), doing="dialling")
 
     async def on_gather(self, *, endpoints: list[dict[str, Any]], size: int, within_s: float) -> None:
         async def known() -> AsyncIterator[Endpoint]:
@@ -98,19 +87,21 @@ class Agent:
     async def on_greet(self, *, peer: str, within_s: float) -> None:
         """A message to the peer, as soon as it can be had; returns when it is in its window."""
 
-        async def until_sent() -> None:
-            while True:
-                with suppress(LinkLost):  # out of reach so far
-                    return await self._node.send(Address(peer, GREETINGS), b"hello")
-                await asyncio.sleep(0.1)
-
-        await Deadline.after(within_s).wait(until_sent(), doing=f"greeting {peer}")
+        await Deadline.after(within_s).wait(self._watch.greet(peer), doing=f"greeting {peer}")
 
     async def on_seen(self) -> dict[str, Any]:
         """Since when each peer has been on which path, when its first message came, and who is a member."""
         members = {member.node_id: member.state for member in self._node.members()}
         links = {link.peer: link.rtt_ms for link in self._node.links()}
-        return {"paths": self._paths, "greeted": self._greeted, "members": members, "rtt_ms": links}
+        return {**self._watch.seen(), "members": members, "rtt_ms": links}
+
+    async def on_infer(
+        self, *, gather: dict[str, Any], await_ready: dict[str, Any], ask: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The three requests of these names, one after the other."""
+        await self.on_gather(**gather)
+        await self.on_await_ready(**await_ready)
+        return await self.on_ask(**ask)
 
     async def on_ask(self, *, prompt: str, raw: bool, max_tokens: int, within_s: float) -> dict[str, Any]:
         """Ask the stages, once both are ready. As smoke.py does, without its report."""

@@ -183,6 +183,11 @@ NAMED: dict[str, tuple[Cell, str]] = {
         _cell("nat-preserving", "nat-preserving", "open", neighbours="isolated"),
         "DDR",
     ),
+    # Told of home alone, each learns from it where the other is on their own network.
+    "one-address-routed-home-open": (
+        _cell("nat-random", "nat-random", "open", neighbours="routed"),
+        "DDD",
+    ),
     "one-address-routed-nobody-dialable": (
         _cell("nat-preserving", "nat-preserving", "nat-preserving", neighbours="routed"),
         "xxD",

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import secrets
-import time
-from concurrent.futures import Future
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.lab.nat_lab.expected import HOME, LETTERS, NODES, PAIRS, Cell, Expected, Pair, expected
 from tests.lab.nat_lab.lab import NatLab
-from tests.lab.nat_lab.puppet import AgentFailed, Puppet, settled
+from tests.lab.nat_lab.puppet import AgentFailed, Answer, Puppet, settled
+from tests.lab.nat_lab.sights import UPGRADE_BUDGET_S, Sights, when_steady
 from tests.lab.nat_lab.spec import TCP_PORT, UDP_PORT, Host
 
 FAILURE_BUDGET_S = 20.0  # the issue's: by then a cell that cannot work has said so
 ROUNDING_S = 0.5  # from home's deadline to its answer in our hands
-UPGRADE_BUDGET_S = 32.0  # the last of three rounds of punching begins 20 s after the first, and may take 6
-STEADY_S = 1.0  # the path that a pair ended on is still its path this much later
-LOOK_EVERY_S = 0.1
+Place = tuple[str, int, int]  # host, TCP port, UDP port
+LETTER_OF = {path: letter for letter, path in LETTERS.items()} | {"disputed": "?"}
 ROLES = {HOME: "orchestrator", "stage-0": "stage-0-of-2", "stage-1": "stage-1-of-2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """verdict: "right" (the oracle's tokens), "wrong", or "failed"; detail says why. seconds: from when all listened
+    to the answer or the failure."""
+
+    verdict: str
+    detail: str
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +36,7 @@ class Outcome:
     """What became of a cell. Times count from when all three nodes listened; None: it did not happen.
 
     first_s: when the later of a pair's two first messages came; path_s: since when it has been on its last path.
+    message: home's, when it did not gather. run: what became of the request, where there was one.
     """
 
     cell: Cell
@@ -34,14 +44,14 @@ class Outcome:
     paths: dict[Pair, str]
     first_s: dict[Pair, float | None]
     path_s: dict[Pair, float | None]
-    message: str  # home's, when it did not gather
+    message: str
     failed_after_s: float | None
     stderr: dict[str, list[str]]
+    run: RunResult | None = None
 
     @property
     def word(self) -> str:
-        letters = {path: letter for letter, path in LETTERS.items()} | {"disputed": "?"}
-        return "".join(letters[self.paths[pair]] for pair in PAIRS)
+        return "".join(LETTER_OF[self.paths[pair]] for pair in PAIRS)
 
     def complaints(self) -> list[str]:
         """What is not as it must be; empty for a cell that did what it had to."""
@@ -51,6 +61,10 @@ class Outcome:
         if self.expected.works:
             found += [self.message] if self.message else []
             found += [f"no message between {' and '.join(pair)}" for pair in PAIRS if self.first_s[pair] is None]
+            if self.run is not None and self.run.verdict != "right":
+                found.append(f"run {self.run.verdict}: {self.run.detail}")
+        elif self.run is not None and self.run.verdict != "failed":
+            found.append(f"run {self.run.verdict}, where no run can be")
         elif self.failed_after_s is None or self.failed_after_s > FAILURE_BUDGET_S + ROUNDING_S:
             found.append(f"no failure within {FAILURE_BUDGET_S:g} s")
         elif not names_a_remedy(self.message):
@@ -80,109 +94,101 @@ class _Meeting:
     def __init__(self, cell: Cell, lab: NatLab, puppets: dict[str, Puppet]) -> None:
         self._cell, self._lab, self._puppets = cell, lab, puppets
         self._run_key = secrets.token_bytes(32).hex()
-        self._expected = expected(cell)
         self._ids: dict[str, str] = {}
-        self._began = 0.0
 
     def run(self) -> Outcome:
         self._listen()
-        gathered, ended = self._introduce(), []
-        gathered.add_done_callback(lambda _: ended.append(time.monotonic() - self._began))
-        seen = self._until_steady(gathered)
+        gathered = self._introduce()
+        sights = when_steady(self._look, expected(self._cell), gathered)
         failure = settled(gathered, FAILURE_BUDGET_S + 5.0)
-        failed_after_s = ended[0] if isinstance(failure, AgentFailed) else None
-        message = f"{failure} {failure.hint}".strip() if isinstance(failure, AgentFailed) else ""
-        return Outcome(
-            cell=self._cell,
-            expected=self._expected,
-            paths={pair: self._path(seen, pair) for pair in PAIRS},
-            first_s={pair: self._first_s(seen, pair) for pair in PAIRS},
-            path_s={pair: self._path_s(seen, pair) for pair in PAIRS},
-            message=message,
-            failed_after_s=failed_after_s,
-            stderr={name: puppet.stderr for name, puppet in self._puppets.items()},
-        )
+        stderr = {name: puppet.stderr for name, puppet in self._puppets.items()}
+        return outcome_of(self._cell, sights, failure, gathered.at, stderr)
 
     def _listen(self) -> None:
-        answers = {}
-        for name, puppet in self._puppets.items():
-            host = self._lab.host(name)
-            mapped = [("mapped", host.public, host.mapped_tcp, host.mapped_udp)] if host.mapped_tcp else []
-            answers[name] = puppet.ask(
-                "listen",
-                run_key=self._run_key,
-                role=ROLES[name],
-                num_stages=2,
-                code_hash="c0de" * 10,
-                model="30de1" * 8,
-                tcp=("0.0.0.0", TCP_PORT),
-                udp=("0.0.0.0", UDP_PORT),
-                advertise=mapped,
-            )
-        listening = {name: answer.result(30.0) for name, answer in answers.items()}
-        self._ids = {name: said["node_id"] for name, said in listening.items()}
-        self._began = max(said["at"] for said in listening.values())
+        answers = {name: listen(puppet, self._lab, self._run_key) for name, puppet in self._puppets.items()}
+        self._ids = {name: answer.result(30.0)["node_id"] for name, answer in answers.items()}
 
-    def _introduce(self) -> Future[Any]:
-        """Each is told of the others' public places, where they have one: a provider knows a container's mapped ports
-        and a machine's own address, whatever its firewall will say. Then each greets both others. Home's gathering."""
-        within_s = UPGRADE_BUDGET_S
+    def _introduce(self) -> Answer:
+        """Each is told where the others can be dialled, and greets both. Home's gathering."""
         for name, puppet in self._puppets.items():
             others = [other for other in NODES if other != name]
-            if name != HOME:
-                for endpoint in filter(None, map(self._endpoint, others)):
-                    puppet.ask("dial", endpoint=endpoint, within_s=within_s)
+            for other in others if name != HOME else ():
+                places = told_places(self._lab, name, other)
+                endpoints = [endpoint_of(other, self._ids[other], where) for where in places]
+                if endpoints:
+                    puppet.ask("dial", endpoints=endpoints, within_s=UPGRADE_BUDGET_S)
             for other in others:
-                puppet.ask("greet", peer=self._ids[other], within_s=within_s)
-        stages = [endpoint for name in NODES[1:] if (endpoint := self._endpoint(name))]
-        return self._puppets[HOME].ask("gather", endpoints=stages, size=3, within_s=FAILURE_BUDGET_S)
+                puppet.ask("greet", peer=self._ids[other], within_s=UPGRADE_BUDGET_S)
+        return self._puppets[HOME].ask("gather", **gathering(self._lab, self._ids))
 
-    def _endpoint(self, name: str) -> dict[str, Any] | None:
-        where = public_place(self._lab.host(name))
-        if where is None:
-            return None
-        host, tcp_port, udp_port = where
-        who = {"role": ROLES[name], "generation": 0, "node_id": self._ids[name]}
-        return {**who, "host": host, "tcp_port": tcp_port, "udp_port": udp_port}
-
-    def _until_steady(self, gathered: Future[Any]) -> dict[str, dict[str, Any]]:
-        """What all have seen, once every pair is on its expected path and has stayed there, or time is up."""
-        steady_since: float | None = None
-        while True:
-            seen = {name: puppet.ask("seen").result(10.0) for name, puppet in self._puppets.items()}
-            now = time.monotonic()
-            as_expected = all(self._path(seen, pair) == self._expected.paths[pair] for pair in PAIRS)
-            greeted = all(
-                self._first_s(seen, pair) is not None or self._expected.paths[pair] == "impossible" for pair in PAIRS
-            )
-            done = as_expected and greeted and (gathered.done() or self._expected.works)
-            steady_since = (steady_since or now) if done else None
-            if steady_since is not None and now - steady_since >= STEADY_S:
-                return seen
-            if now - self._began > UPGRADE_BUDGET_S:
-                return seen
-            time.sleep(LOOK_EVERY_S)
-
-    def _path(self, seen: dict[str, dict[str, Any]], pair: Pair) -> str:
-        """The path that both ends name; "disputed" if they differ."""
-        one, other = (self._history(seen, *ends)[-1][1] for ends in (pair, pair[::-1]))
-        return (one or "impossible") if one == other else "disputed"
-
-    def _path_s(self, seen: dict[str, dict[str, Any]], pair: Pair) -> float | None:
-        """Since when the later of the two ends has been on its last path."""
-        if self._path(seen, pair) in ("impossible", "disputed"):
-            return None
-        return max(self._history(seen, *ends)[-1][0] for ends in (pair, pair[::-1])) - self._began
-
-    def _history(self, seen: dict[str, dict[str, Any]], at: str, peer: str) -> list[tuple[float, str]]:
-        return seen[at]["paths"].get(self._ids[peer]) or [(self._began, "")]
-
-    def _first_s(self, seen: dict[str, dict[str, Any]], pair: Pair) -> float | None:
-        times = [seen[at]["greeted"].get(self._ids[peer]) for at, peer in (pair, pair[::-1])]
-        return None if None in times else max(times) - self._began
+    def _look(self) -> Sights:
+        asked = {name: puppet.ask("seen") for name, puppet in self._puppets.items()}
+        return Sights({name: answer.result(10.0) for name, answer in asked.items()}, self._ids)
 
 
-def public_place(host: Host) -> tuple[str, int, int] | None:
+def listen(puppet: Puppet, lab: NatLab, run_key: str, **identity: str) -> Answer:
+    """The agent as a node that listens where a rented container's does. identity: code_hash and model, if any."""
+    host = lab.host(puppet.name)
+    return puppet.ask(
+        "listen",
+        run_key=run_key,
+        role=ROLES[puppet.name],
+        num_stages=len(NODES) - 1,
+        tcp=("0.0.0.0", TCP_PORT),
+        udp=("0.0.0.0", UDP_PORT),
+        advertise=[("mapped", host.public, host.mapped_tcp, host.mapped_udp)] if host.mapped_tcp else [],
+        **({"code_hash": "c0de" * 10, "model": "30de1" * 8} | identity),
+    )
+
+
+def gathering(lab: NatLab, ids: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of home's gathering."""
+    places = {name: public_place(lab.host(name)) for name in NODES if name != HOME}
+    endpoints = [endpoint_of(name, ids[name], where) for name, where in places.items() if where is not None]
+    return {"endpoints": endpoints, "size": len(NODES), "within_s": FAILURE_BUDGET_S}
+
+
+def endpoint_of(name: str, node_id: str, where: Place) -> dict[str, Any]:
+    host, tcp_port, udp_port = where
+    who = {"role": ROLES[name], "generation": 0, "node_id": node_id}
+    return {**who, "host": host, "tcp_port": tcp_port, "udp_port": udp_port}
+
+
+def outcome_of(
+    cell: Cell,
+    sights: Sights,
+    ended: Any,
+    ended_at: float,
+    stderr: dict[str, list[str]],
+    run: RunResult | None = None,
+) -> Outcome:
+    """ended: what came of the gathering, an AgentFailed or anything else; ended_at: when."""
+    failed = isinstance(ended, AgentFailed)
+    return Outcome(
+        cell=cell,
+        expected=expected(cell),
+        paths=sights.by_pair(sights.path),
+        first_s=sights.by_pair(sights.first_s),
+        path_s=sights.by_pair(sights.path_s),
+        message=f"{ended} {ended.hint}".strip() if failed else "",
+        failed_after_s=ended_at - sights.began if failed else None,
+        stderr=stderr,
+        run=run,
+    )
+
+
+def told_places(lab: NatLab, name: str, other: str) -> list[Place]:
+    """Where a stage is told that another node can be dialled. A provider knows a container's mapped ports and a
+    machine's own address, whatever its firewall will say. To whom nobody outside could bring word (no port of its own,
+    and home not to be dialled) whoever started it tells its neighbour's address on their own network as well."""
+    me, them = lab.host(name), lab.host(other)
+    cut_off = public_place(me) is None and public_place(lab.host(HOME)) is None
+    within = [(them.own, TCP_PORT, UDP_PORT)] if me.site == them.site and cut_off else []
+    outside = public_place(them)
+    return within + ([outside] if outside is not None else [])
+
+
+def public_place(host: Host) -> Place | None:
     """Where a host would be dialled from outside, if it has a public address or a mapped port."""
     if host.mapped_tcp is not None:
         return host.public, host.mapped_tcp, host.mapped_udp
@@ -199,7 +205,8 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     }
     words = {"expected": outcome.expected.word, "paths": outcome.word}
     more = {"message": outcome.message, "failed_after_s": outcome.failed_after_s, "complaints": outcome.complaints()}
-    return {"cell": cell, **words, **by_pair, **more}
+    run = None if outcome.run is None else asdict(outcome.run)
+    return {"cell": cell, **words, **by_pair, **more, "run": run}
 
 
 TIMES = ("first_s", "path_s")

@@ -27,6 +27,12 @@ class AgentFailed(Exception):
         self.hint = hint
 
 
+class Answer(Future[Any]):
+    """What came of a request, and when."""
+
+    at = 0.0
+
+
 class Puppet:
     """An agent in a host of the lab."""
 
@@ -34,15 +40,15 @@ class Puppet:
         self.name = node.name
         self.process = node.popen([python, "-m", "tests.lab.nat_lab.agent"], stdin=PIPE, stderr=PIPE)
         self._ids = itertools.count(1)
-        self._open: dict[int, Future[Any]] = {}
+        self._open: dict[int, Answer] = {}
         self._lock = threading.Lock()
         self.stderr: list[str] = []
         self._reader = threading.Thread(target=self._read, name=f"agent {self.name}", daemon=True)
         self._reader.start()
 
-    def ask(self, op: str, **arguments: Any) -> Future[Any]:
+    def ask(self, op: str, **arguments: Any) -> Answer:
         """Its result, in time; raises AgentFailed from result()."""
-        future: Future[Any] = Future()
+        future = Answer()
         with self._lock:
             number = next(self._ids)
             self._open[number] = future
@@ -67,6 +73,7 @@ class Puppet:
         with self._lock:
             future = self._open.pop(number, None)
         if future is not None:
+            future.at = time.monotonic()
             (future.set_exception if isinstance(outcome, Exception) else future.set_result)(outcome)
 
     def _read(self) -> None:

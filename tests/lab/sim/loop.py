@@ -1,0 +1,216 @@
+"""An asyncio event loop of one simulated machine: its own ready queue and clock; time and network are the world's.
+
+What runs in it is the product's code as it stands. A frozen machine's loop does not turn; a suspended one's clock
+stands still besides (CLOCK_MONOTONIC does), so that its timers come later by as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.lab.sim.datagrams import DatagramTransport
+from tests.lab.sim.streams import Listening, StreamSocket
+from tests.lab.sim.transports import StreamTransport, secure
+from tests.lab.sim.world import World
+
+TICK_S = 1e-6
+
+
+class SimFuture(asyncio.Future):
+    """With a hash that does not depend on an address: sets of futures have the same order in each run."""
+
+    def __init__(self, *, loop: MachineLoop) -> None:
+        super().__init__(loop=loop)
+        self.serial = loop.next_serial()
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class SimTask(asyncio.Task):
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], *, loop: MachineLoop, name: str | None = None) -> None:
+        self.serial = loop.next_serial()
+        super().__init__(coroutine, loop=loop, name=name or f"task {self.serial}")
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class MachineLoop(asyncio.AbstractEventLoop):
+    def __init__(self, world: World, machine: Any) -> None:
+        self.machine = machine
+        self.asleep = False  # frozen: nothing runs
+        self.slept_s = 0.0  # how far its clock is behind the world's
+        self.errors: list[str] = machine.errors  # what nobody caught
+        self._world = world
+        self._context = contextvars.copy_context()  # of whatever has none of its own: one does, nothing nests
+        self._ready: deque[asyncio.Handle] = deque()
+        self._held: list[asyncio.TimerHandle] = []  # due while asleep
+        self._floor = 0.0  # a timer that has fired is never early, whatever floating point makes of it
+        self._listed = False
+        self._serial = 0
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def move_to(self, world: World) -> None:
+        """From now on its time is that world's."""
+        self._world, self.asleep = world, False
+        self._listed = False
+        if self._ready:
+            self._list()
+
+    # --- the clock
+
+    def time(self) -> float:
+        now = self._world.now - self.slept_s
+        return now if now > self._floor else self._floor
+
+    def turn(self) -> None:
+        """Everything that is ready now, once."""
+        self._listed = False
+        if self.asleep:
+            return
+        ready = self._ready
+        events._set_running_loop(self)
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except Exception as error:  # as asyncio does: the loop goes on, the run is told
+                        self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
+        finally:
+            events._set_running_loop(None)
+        if ready:
+            self._list()
+
+    def wake(self, *, clock_stood_still_s: float) -> None:
+        """After a freeze. What came over the network is read first, then the timers that are overdue fire."""
+        self.asleep = False
+        self.slept_s += clock_stood_still_s
+        held, self._held = self._held, []
+        if clock_stood_still_s:
+            for handle in held:
+                self._world.at(handle._when + self.slept_s, self._fire, handle)
+        else:
+            for handle in sorted(held, key=lambda handle: handle._when):
+                self._ready.append(handle)
+                self._floor = max(self._floor, handle._when)
+        if self._ready:
+            self._list()
+
+    def _list(self) -> None:
+        if not self._listed:
+            self._listed = True
+            self._world.awake.append(self)
+
+    def _fire(self, handle: asyncio.TimerHandle) -> None:
+        if handle._cancelled:
+            return
+        if self.asleep:
+            self._held.append(handle)
+        elif handle._when + self.slept_s > self._world.now:
+            self._world.at(handle._when + self.slept_s, self._fire, handle)
+        else:
+            if handle._when > self._floor:
+                self._floor = handle._when
+            self._ready.append(handle)
+            self._list()
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context or self._context)
+        self._ready.append(handle)
+        if not self._listed:
+            self._listed = True
+            self._world.awake.append(self)
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None):
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None):
+        handle = asyncio.TimerHandle(when, callback, args, self, context or self._context)
+        # Calling anything takes time: else a wait of a rounding error would go on for ever.
+        self._world.at(max(when + self.slept_s, self._world.now + TICK_S), self._fire, handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Left in the world's queue; it does nothing there."""
+
+    # --- futures and errors
+
+    def create_future(self) -> SimFuture:
+        return SimFuture(loop=self)
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None) -> SimTask:
+        return SimTask(coro, loop=self, name=name)
+
+    def tasks(self) -> list[SimTask]:
+        return sorted(asyncio.all_tasks(self), key=lambda task: task.serial)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.errors.append(f"{context.get('message')}: {error!r}")
+        self._world.note("ERROR", self.machine.name, detail=self.errors[-1])
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return events._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return False
+
+    # --- sockets
+
+    async def getaddrinfo(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+    async def sock_connect(self, sock: StreamSocket, address: tuple[str, int]) -> None:
+        await sock.connect(address)
+
+    async def sock_accept(self, sock: Listening) -> tuple[StreamSocket, tuple[str, int]]:
+        return await sock.accept()
+
+    async def sock_recv(self, sock: StreamSocket, count: int) -> bytes:
+        return await sock.receive(count)
+
+    async def sock_recv_into(self, sock: StreamSocket, buffer: bytearray) -> int:
+        data = await sock.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    async def sock_sendall(self, sock: StreamSocket, data: bytes) -> None:
+        await sock.send_all(bytes(data))
+
+    def remove_reader(self, sock: Any) -> bool:
+        return True
+
+    async def create_connection(self, factory: Callable[[], Any], *, sock: StreamSocket, ssl: Any, **_: Any):
+        return await self._over(sock, factory, ssl)
+
+    async def connect_accepted_socket(self, factory: Callable[[], Any], sock: StreamSocket, *, ssl: Any):
+        return await self._over(sock, factory, ssl)
+
+    async def _over(self, sock: StreamSocket, factory: Callable[[], Any], context: Any) -> tuple[Any, Any]:
+        protocol = factory()
+        try:
+            shown = await secure(sock, context)
+        except BaseException:
+            sock.close()
+            raise
+        return StreamTransport(self, sock, protocol, shown), protocol
+
+    async def create_datagram_endpoint(self, factory: Callable[[], Any], *, local_addr: tuple[str, int]):
+        transport = DatagramTransport(self, factory(), local_addr)
+        return transport, transport.protocol
