@@ -167,14 +167,10 @@ class Checks:
 
     def check_left(self) -> None:
         for machine in self._room.network.machines:
-            if machine.running and machine.loop.tasks():
-                self._room.violation(f"{machine.name} has tasks left: {machine.loop.tasks()}")
-            if machine.running and machine.sockets:
-                self._room.violation(f"{machine.name} has {len(machine.sockets)} sockets left")
-            if machine.running and (machine.udp_endpoint is not None or machine.listeners):
-                self._room.violation(f"{machine.name} still listens")
-            for text in machine.unwinding_failed:
-                self._room.violation(f"a killed process goes on: {text}")
+            if machine.running:
+                self._room.violation(f"{machine.name} has not ended: {machine.loop.tasks()}")
+            for text in machine.left_behind:
+                self._room.violation(text)
 
 
 def _best_path(one: Seat, other: Seat) -> str:

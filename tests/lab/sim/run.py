@@ -79,7 +79,8 @@ def _run(world: World) -> Outcome:
         world.run(CALM_END_S)
         checks.check_end()
         for seat in room.living():
-            seat.stopping.set_result(None)
+            if not seat.stopping.done():
+                seat.stopping.set_result(None)
         world.at(END_S + 1, lambda: None)
         world.run(END_S)
         checks.check_left()
