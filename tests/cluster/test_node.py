@@ -18,8 +18,8 @@ from ppsmoke.cluster.node import Node
 from ppsmoke.cluster.swim_state import Config
 from ppsmoke.errors import DeadlineExceeded, LinkError, LinkLost
 from ppsmoke.keys import derive
-from ppsmoke.waiting import Deadline
-from tests.lab.cluster import IMPATIENT, RUN_KEY, endpoint_of, lab, next_event, run, until, within
+from ppsmoke.waiting import Deadline, cancel_and_reap
+from tests.lab.cluster import IMPATIENT, RUN_KEY, endpoint_of, lab, next_event, run, settled, until, within
 from tests.lab.node_child import node_child
 from tests.lab.raw_peer import RawPeer
 
@@ -139,6 +139,19 @@ def test_a_replacement_supersedes_the_node_it_replaces():
             await asyncio.wait({dialling})
             with pytest.raises(LinkError, match="has been replaced"):
                 await within(orchestrator.dial(endpoint_of(old)))
+
+    run(scenario())
+
+
+def test_a_node_that_has_ended_keeps_no_link_for_anybody():
+    async def scenario():
+        async with lab() as cluster:
+            one, other = await cluster.node("orchestrator"), await cluster.node("stage-0-of-2")
+            where = endpoint_of(other)
+        late = asyncio.ensure_future(one.dial(where))
+        await settled()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("keep ")]
+        await cancel_and_reap(late)
 
     run(scenario())
 
