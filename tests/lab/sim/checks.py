@@ -159,8 +159,10 @@ class Checks:
         if best == "punched" and path == "relayed":
             started = links[0].up_at + one.machine.loop.slept_s
             banned = any(peer.upgrades._no_punch_until > peer._now() for peer in peers)
-            if banned or started < calm_since:
-                return  # a hole was lost young, or the three rounds may have fallen into the storm
+            relay = room.seat_of(links[0].via)
+            next_to_it = {one.machine.site, other.machine.site} & {room.seats[relay].machine.site}
+            if banned or started < calm_since or next_to_it:
+                return  # a hole was lost young, three rounds fell into the storm, or the relay sees no NAT between
         room.violation(f"{one} and {other} ended {path}, not {best}: {[peer.upgrades.note for peer in peers]}")
 
     # --- once everybody has left

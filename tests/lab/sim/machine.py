@@ -39,7 +39,7 @@ class SimMachine(Machine):
         self.loop: MachineLoop
         self.main: SimTask
         self._nat_ports: dict[tuple[int, Address], int] = {}
-        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
+        self.errors: list[str] = []  # that nobody caught
         self.left_behind: list[str] = []  # by processes that have ended
         self._asleep_since: float | None = None
         self._asleep_until = 0.0
@@ -126,7 +126,8 @@ class SimMachine(Machine):
 
     def _start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.main = self.loop.create_task(main(), name="main")  # held here: asyncio itself holds no task
-        self.main.add_done_callback(lambda _: self.world.at(self.world.now + 0.01, self._ended, self.life))
+        life = self.life
+        self.main.add_done_callback(lambda _: self.world.at(self.world.now + 0.01, self._ended, life))
 
     def _ended(self, life: int) -> None:
         """The process has ended by itself. Whatever it has not put away is one fault more."""
@@ -155,7 +156,6 @@ class SimMachine(Machine):
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:
         """Unwind the tasks of a process that is gone, so that Python need not. Nothing of it reaches anybody."""
-        loop.errors = []  # of its own
         elsewhere = World(self.world.seed)
         elsewhere.now = self.world.now
         loop.move_to(elsewhere)
@@ -163,7 +163,6 @@ class SimMachine(Machine):
             task.cancel()
         elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
         elsewhere.run(elsewhere.now + GHOST_S)
-        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
         self.left_behind += [f"a killed process on {self.name} goes on: {task!r}" for task in loop.tasks()]
 
     def sleep(self, seconds: float, *, clock_stands: bool) -> None:

@@ -25,11 +25,12 @@ TCP, UDP = 7070, 7071
 PAUSE_AFTER_LOSS_S = 1.0
 SEND_MOST_S = 45.0  # a send has ended by then: with success, or with LinkLost after the grace
 SIZES = (40, 200, 900, 4_000, 12_000)  # bytes of a message, each as likely
-LARGE = 100_000  # bytes; links are kept warm for it with a thousand fillers, so there are few
+LARGE, LARGE_SHARE = 100_000, 0.005  # links are kept warm for it with thousands of fillers, so there are few
 RARE_S, OFTEN_S = 90.0, 6.0  # between bursts of a pair that hardly talks, and of one that does
 CALM_S, CALM_FACTOR = 60.0, 4.0  # after so long everybody talks so much less
 BUSY_S, BUSY_EVERY_S = 12.0, 0.2  # until then, while paths are found and improved, the talkative do it so often
 GATHER_S = 120.0
+GUARD_EVERY_S, GUARD_S = 2.0, 30.0
 
 
 @functools.cache
@@ -133,7 +134,7 @@ class Seat:
         jobs = [self._read(node, life)]
         jobs += [self._write(node, life, to, random.Random(rng.random())) for to in room.seats if to is not self]
         if self.index == 0:
-            jobs.append(self._gather(node))
+            jobs += [self._gather(node), self._guard(node)]
         else:
             hubs = [seat for seat in room.seats if seat.is_dialable and seat is not self]
             jobs += [self._dial(node, hub) for hub in hubs[:1]]
@@ -163,6 +164,18 @@ class Seat:
         except DeadlineExceeded as error:
             self._room.excuse(f"gather: {error}")
         self._news = None
+
+    async def _guard(self, node: Node) -> None:
+        """As a run does while it waits for an answer: nobody it has been linked to may be lost."""
+        while True:
+            await asyncio.sleep(GUARD_EVERY_S)
+            linked = [link.peer for link in node.links()]
+            try:
+                await Deadline.after(GUARD_S).wait(node.guard(linked), doing="guarding")
+            except DeadlineExceeded:
+                continue
+            except LinkLost as error:
+                self._room.excuse(f"guard: {error}")
 
     async def _dial(self, node: Node, hub: Seat) -> None:
         endpoint = hub.endpoint
@@ -196,7 +209,7 @@ class Seat:
                 address, began = Address(to.identity.node_id, "box"), now()
                 try:
                     await node.send(
-                        address, encode(life, flow.last, LARGE if rng.random() < 0.02 else rng.choice(SIZES))
+                        address, encode(life, flow.last, LARGE if rng.random() < LARGE_SHARE else rng.choice(SIZES))
                     )
                 except LinkLost as error:
                     room.ledger.refused += 1

@@ -139,6 +139,10 @@ class StreamSocket:
         self._writers: deque[asyncio.Future[None]] = deque()
         machine.sockets[self] = None
 
+    def __repr__(self) -> str:
+        peer = self.peer.machine.name if self.peer is not None else "nobody"
+        return f"<StreamSocket {self.local} to {self.remote} ({peer}), error {self.error}, unsent {self.unsent}>"
+
     # --- what the product calls
 
     def setblocking(self, flag: bool) -> None: ...
