@@ -56,7 +56,7 @@ def test_a_seed_is_the_same_run_in_every_process_whatever_the_hashes_are():
             timeout=60,
             check=True,
         ).stdout.strip()
-        for seed in ("0", "1", "4711")
+        for seed in ("0", "4711")
     }
     assert traces == {str(run(QUICK_SEED).trace)}
     assert str(run(QUICK_SEED + 1).trace) not in traces
@@ -110,20 +110,20 @@ def raise_in_a_task(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "finding"),
+    ("plant", "finding", "likely_seed"),
     [
-        (deliver_again, "came twice or late"),
-        (forget_what_was_sent, "never came"),
-        (never_upgrade, "ended relayed, not"),
-        (never_refute, "DEAD"),
-        (spin_over_a_rounding_error, "things have happened"),
-        (raise_in_a_task, "planted"),
+        (deliver_again, "came twice or late", 7),
+        (forget_what_was_sent, "never came", 2),
+        (never_upgrade, "ended relayed, not", 5),
+        (never_refute, "DEAD", 19),
+        (spin_over_a_rounding_error, "things have happened", 4),
+        (raise_in_a_task, "planted", 0),
     ],
 )
-def test_what_is_planted_is_found(plant, finding, monkeypatch):
+def test_what_is_planted_is_found(plant, finding, likely_seed, monkeypatch):
     plant(monkeypatch)
     found: list[str] = []
-    for seed in SOME_SEEDS:
+    for seed in (likely_seed, *SOME_SEEDS):
         found += run(seed).violations
         if any(finding in text for text in found):
             return
