@@ -171,7 +171,9 @@ async def rented(fleet: Fleet, progress: Progress, node: Node) -> AsyncIterator[
 async def _rent(settings: Settings, node: Node, fleet: Fleet, spec_of: SpecOf, deadline: Deadline) -> None:
     """A machine for each stage. We dial out as they come up: nothing rented ever has to reach the user's home."""
     whole = deadline.capped(deadline.remaining(), phase="")  # an error's phase is the one that the run is in
-    dialling = node.gather(fleet.endpoints(), size=settings.num_stages + 1, deadline=whole)
+    dialling = node.gather(
+        fleet.endpoints(), size=settings.num_stages + 1, deadline=whole, reach_within_s=fleet.reach_within_s
+    )
     async with running(dialling, name="dial stages as they come up"):
         await whole.wait(fleet.rent(settings.num_stages, spec_of, whole), doing="renting machines")
 
@@ -182,7 +184,10 @@ async def _gather(
     """Every stage is a member with a link, and every name resolves; where pp-entry is. Spec, section 3, "Topology"."""
     progress.phase("gather")
     await node.gather(
-        fleet.endpoints(), size=settings.num_stages + 1, deadline=deadline.capped(GATHER_BUDGET_S, phase="gather")
+        fleet.endpoints(),
+        size=settings.num_stages + 1,
+        deadline=deadline.capped(GATHER_BUDGET_S, phase="gather"),
+        reach_within_s=fleet.reach_within_s,
     )
     progress.say(f"{settings.num_stages} stages joined")
     for check in node.port_checks:

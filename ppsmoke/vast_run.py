@@ -30,6 +30,7 @@ from ppsmoke.report.progress import Progress
 from ppsmoke.settings import RentSettings, Settings, state_dir
 
 LIFETIME_SLACK_S = 30.0  # of a machine, beyond the run's budget and the time to destroy: then it ends itself
+MAX_LIFETIME_S = 86_400.0  # a dead-man takes a longer one for a typing error, and ends its machine after 15 minutes
 EXPECTED_SHARE = 0.8  # of the budget, that a usual run rents for
 URL_VARIABLE = "VAST_URL"
 
@@ -127,7 +128,8 @@ def wanted_of(settings: Settings, rent: RentSettings, terms: Terms) -> Wanted:
 
 def lifetime_s(settings: Settings) -> float:
     """After so long a machine ends itself, whatever happens."""
-    return settings.lifetime_s or settings.budget_s + destroy_budget_s(settings.num_stages) + LIFETIME_SLACK_S
+    whole_s = settings.budget_s + destroy_budget_s(settings.num_stages) + LIFETIME_SLACK_S
+    return settings.lifetime_s or min(MAX_LIFETIME_S, whole_s)
 
 
 async def _credit(api: VastApi) -> float | None:

@@ -45,9 +45,13 @@ class Dialler:
         self._rng = rng
         self._now = asyncio.get_running_loop().time
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
 
     def keep(self, peer: Peer) -> None:
-        """Have a link to this peer whenever it can be had, the best that can. Asking twice is the same as once."""
+        """Have a link to this peer whenever it can be had, the best that can. Asking twice is the same as once, after
+        close() it is nothing."""
+        if self._closed:
+            return
         task = self._tasks.get(peer.node_id)
         if task is None or task.done():
             task = asyncio.ensure_future(self._keep(peer))
@@ -55,6 +59,7 @@ class Dialler:
             self._tasks[peer.node_id] = task
 
     async def close(self) -> None:
+        self._closed = True
         await cancel_and_reap(*self._tasks.values())
 
     async def _keep(self, peer: Peer) -> None:

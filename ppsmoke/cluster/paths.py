@@ -89,7 +89,7 @@ class Upgrades:
     def lost(self, now: float) -> None:
         """The link is gone."""
         if self._kind is LinkKind.PUNCHED and now - self._up_at < YOUNG_S:
-            self._no_punch_until = now + PUNCH_BAN_S
+            self._no_punch_until = max(self._no_punch_until, now + PUNCH_BAN_S)
         self._kind = None
 
     def restarted(self) -> None:

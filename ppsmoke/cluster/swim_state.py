@@ -35,7 +35,7 @@ class Config:
     verdict_timeouts: int = 3  # a probe is failing after this many time-outs: room for indirect pings and the link
     doubt: int = 1500 * MILLISECOND  # then it may still be answered this long; counts as a part of the suspicion
     indirect_probes: int = 3  # helpers asked when a direct probe is late
-    suspicion_min: int = 9900 * MILLISECOND  # times max(1, log10 n); hosts that load a model freeze for 3 to 12 s
+    suspicion_min: int = 10 * SECOND  # times max(1, log10(n - 1)); hosts that load a model freeze for 3 to 12 s
     suspicion_max_factor: int = 3  # of the minimum, while nobody confirms
     confirmations_max: int = 8  # independent accusers that bring patience down to the minimum
     patience_percent: int = 150  # of everything above, for a member that proved an accusation wrong lately
@@ -137,8 +137,9 @@ Command = Send | Timer | Event
 
 
 def suspicion_bounds(config: Config, *, size: int, patient: bool) -> tuple[int, int]:
-    """Least and greatest time from accusation to death in a cluster of `size` members, us included."""
-    least = round(config.suspicion_min * max(1.0, math.log10(max(size, 1))) / MILLISECOND) * MILLISECOND
+    """Least and greatest time from accusation to death in a cluster of `size` members, us included: it grows with the
+    number of those who can vouch for the accused, which is all but itself."""
+    least = round(config.suspicion_min * max(1.0, math.log10(max(size - 1, 1))) / MILLISECOND) * MILLISECOND
     if patient:
         least = least * config.patience_percent // 100
     return least, least * config.suspicion_max_factor

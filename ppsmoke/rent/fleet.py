@@ -38,10 +38,11 @@ SpecOf = Callable[[int, int], StageSpec]  # (stage, generation): each generation
 class Fleet(Protocol):
     """Machines for the stages of one run. listen_host: where the orchestrator listens, so that its datagrams get to
     the stages; it is never dialled by a stage that it cannot dial itself. destroy_budget_s: the most that destroy_all
-    may take."""
+    may take. reach_within_s: how long after its endpoint became known a stage may be out of reach."""
 
     listen_host: str
     destroy_budget_s: float
+    reach_within_s: float
 
     async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
         """Bring up a machine for each stage. Returns once each one's node is being started; raises RentError,

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.cluster.gathering import REACH_WITHIN_S
 from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
@@ -44,6 +45,7 @@ class LoopbackFleet:
 
     listen_host = "127.0.0.1"
     destroy_budget_s = 90.0  # many times what LEAVE_BUDGETS_S adds up to
+    reach_within_s = REACH_WITHIN_S  # an endpoint is known once its node listens
 
     def __init__(self, *, on_line: Callable[[int, str], None]) -> None:
         self._on_line = on_line

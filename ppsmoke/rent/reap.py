@@ -19,7 +19,7 @@ from ppsmoke.rent.outcome import Leftover, Outcome, Target
 from ppsmoke.rent.shapes import Instance, Listing
 from ppsmoke.rent.vast_api import VastApi
 
-SETTLE_S = 120.0  # for one journal, or for all expired labels together
+SETTLE_S, SETTLE_LEAST_S = 120.0, 30.0  # for all of it, and for each journal and all expired labels at least
 CONSOLE = "https://cloud.vast.ai/instances/"
 
 
@@ -126,19 +126,25 @@ async def settle(
     outcome = Outcome(warnings=tuple(f"{j.path}: {j.damaged} damaged lines" for j in journals if j.damaged))
     if dry_run:
         return Settled(tuple(findings), outcome)
+    until = api.clock.now() + within_s
     for journal in journals:
         if not journal.owner_alive:
-            outcome += await _settle_journal(api, journal.path, account, within_s, say)
+            outcome += await _settle_journal(api, journal.path, account, _left(api, until), say)
     chosen = [finding for finding in findings if finding.whose is Whose.EXPIRED]
     others = [finding for finding in findings if finding.whose in (Whose.OTHER_RUN, Whose.PREFIXED)]
     if choose_more is not None and others:
         chosen += [finding for finding in choose_more(others) if finding in others]
     targets = [Target(finding.instance.id, finding.label) for finding in chosen if finding.instance is not None]
     if targets:
-        outcome += await end_instances(api, targets, within_s=within_s, say=say)
+        left_s = _left(api, until) if choose_more is None else within_s  # whoever was asked took time to answer
+        outcome += await end_instances(api, targets, within_s=left_s, say=say)
     ended = {ended.instance_id for ended in outcome.ended if ended.instance_id is not None}
     left = [finding for finding in findings if finding.instance is None or finding.instance.id not in ended]
     return Settled(tuple(left), outcome)
+
+
+def _left(api: VastApi, until: float) -> float:
+    return max(SETTLE_LEAST_S, until - api.clock.now())
 
 
 async def _settle_journal(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.cluster.gathering import REACH_WITHIN_S
 from ppsmoke.errors import DestroyFailed, SmokeError, StageError, printable
 from ppsmoke.rent.account_view import AccountView
 from ppsmoke.rent.berth import Berth
@@ -18,7 +19,7 @@ from ppsmoke.rent.create import Creator
 from ppsmoke.rent.destroy import end_entry, end_run
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.rent.inquest import Inquest
-from ppsmoke.rent.ledger import Entry, Journal
+from ppsmoke.rent.ledger import Entry, Journal, LedgerError
 from ppsmoke.rent.market import Market
 from ppsmoke.rent.outcome import Ended
 from ppsmoke.rent.pacer import SPACING_S, Route
@@ -35,6 +36,7 @@ from ppsmoke.rent.verdicts import VastError
 from ppsmoke.report.progress import Progress
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
 
+NODE_START_S = 30.0  # until a node listens: Python on a host that may be busy
 POLL_S = 5.0  # spec, section 6: between two looks while machines come up
 WATCH_S = 10.0  # afterwards; a link that falls silent is seen sooner elsewhere
 GONE_LOOKS = 2  # in a row, before a machine that was up counts as lost
@@ -55,6 +57,7 @@ class VastFleet:
     lifetime_s: of each machine; the labels say when it is over."""
 
     listen_host = "0.0.0.0"  # bound to 127.0.0.1, no datagram would leave this machine
+    reach_within_s = NODE_START_S + REACH_WITHIN_S  # an endpoint is known once its node is being started
 
     def __init__(
         self,
@@ -233,7 +236,10 @@ class VastFleet:
         for label in self._creator.strays if self._creator is not None else ():
             entry = self._journal.entries[label]
             if entry.instance_id is None and label in ids:
-                self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                try:
+                    self._journal.created(label, ids[label], at=self._api.clock.wall(), why="appeared late")
+                except LedgerError as error:
+                    self._progress.say(error.cause, stage=entry.stage)  # remembered all the same
                 entry = self._journal.entries[label]
             if entry.open and entry.instance_id is not None and entry.instance_id not in self._giving_up:
                 self._progress.say(f"instance {entry.instance_id} belongs to no stage; ending it", stage=entry.stage)

@@ -15,7 +15,7 @@ from ppsmoke.cluster.identity import RunAuthority
 from ppsmoke.cluster.swim_state import Config
 from ppsmoke.errors import DeadlineExceeded, LinkLost
 from ppsmoke.keys import derive
-from ppsmoke.waiting import Deadline
+from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.cluster import (
     IMPATIENT,
     RUN_KEY,
@@ -24,6 +24,7 @@ from tests.lab.cluster import (
     next_event,
     receive_all,
     run,
+    settled,
     until,
     within,
 )
@@ -66,6 +67,19 @@ def test_a_node_can_write_to_itself():
             node = await cluster.node("orchestrator")
             await within(node.send(node.address("box"), b"note"))
             assert (await within(node.mailbox("box").receive())).payload == b"note"
+
+    run(scenario())
+
+
+def test_a_node_that_has_ended_keeps_no_link_for_anybody():
+    async def scenario():
+        async with lab() as cluster:
+            one, other = await cluster.node("orchestrator"), await cluster.node("stage-0-of-2")
+            where = endpoint_of(other)
+        late = asyncio.ensure_future(one.dial(where))
+        await settled()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("keep ")]
+        await cancel_and_reap(late)
 
     run(scenario())
 

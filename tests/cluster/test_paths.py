@@ -98,6 +98,17 @@ def test_a_hole_that_fell_in_at_once_is_not_dug_again_soon(lived_s, punches):
     assert upgrades.begin(140.0 + paths.PUNCH_BAN_S)  # the second round, five minutes later
 
 
+@pytest.mark.parametrize(("for_good", "punches"), [(False, True), (True, False)])
+def test_a_new_life_of_the_peer_may_be_punched_unless_its_nat_made_that_hopeless(for_good, punches):
+    upgrades = Upgrades()
+    upgrades.linked(PUNCHED, 100.0)
+    upgrades.no_punch("", for_good=for_good)
+    upgrades.lost(101.0)  # the old life was killed: no fault of the hole's
+    upgrades.restarted()
+    upgrades.linked(RELAYED, 102.0)
+    assert upgrades.begin(102.0) is punches
+
+
 def test_the_same_kind_of_link_again_does_not_begin_the_rounds_anew():
     upgrades = Upgrades()
     upgrades.linked(RELAYED, 100.0)

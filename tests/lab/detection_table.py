@@ -36,7 +36,7 @@ PARTED = (  # on one host without hairpin: home, which dials both, relays for th
     MAPPED[0],
     Site(hosts=("stage-0", "stage-1"), nat="nat-preserving", mapped=BOTH, neighbours="isolated"),
 )
-LOCAL_S = 2.0  # for what is told at once: a round trip, the last words, the end of the run
+LOCAL_S = 3.0  # for what is told at once on a busy machine: a round trip, the last words, the end of the run
 SLEEP_S = 40.0  # longer than any silence that a run bears
 LONG_SLEEP_S = ORCHESTRATOR_GONE_S + LinkTiming().down_after_s + 10.0  # longer than stages wait for their run
 RUN_BUDGET_S = 200.0

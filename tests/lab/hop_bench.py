@@ -1,7 +1,8 @@
-"""What a hop costs when nothing is computed: `python -m tests.lab.hop_bench [--width 2048] [--rounds 1000]`.
+"""What a hop costs when nothing is computed: `python -m tests.lab.hop_bench [--width 2048] [--rounds 1000] [--share]`.
 
 One hop: a decode step's activation leaves one node (codec, TLS link over loopback), is forwarded by the other node's
 worker process (bridge: JSON with base64 through pipes), and comes back the same way. The parts are measured apart.
+--share: its share of a decode step as well, of a real run of the default model over two stages on loopback.
 """
 
 from __future__ import annotations
@@ -186,20 +187,44 @@ async def measure_loop(width: int, rounds: int) -> None:
     show("a token of two stages: two bridges, two messages, statuses", figures)
 
 
-async def main(width: int, rounds: int) -> None:
+async def measure_share() -> None:
+    """Of a token that two stages compute: what is left of its time without their compute, two hops."""
+    command = [
+        sys.executable,
+        "-m",
+        "ppsmoke",
+        "-q",
+        "--json",
+        "--max-tokens",
+        "64",
+        "--prompt",
+        "Count from one to fifty.",
+    ]
+    run = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await run.communicate()
+    timing = json.loads(output)["timing"]
+    token_ms, wire_ms = timing["token_ms"]["p50"], timing["wire_ms"]["p50"]
+    share = f"{wire_ms / 2:.2f} ms a hop, {wire_ms / token_ms / 2:.1%} of a decode step"
+    print(f"a token of two stages that compute: p50 {token_ms:.1f} ms, two hops in it {wire_ms:.2f} ms: {share}")
+
+
+async def main(width: int, rounds: int, *, share: bool) -> None:
     print(f"width {width}, bfloat16, one position; {rounds} rounds, Python {sys.version.split()[0]}")
     await measure_parts(width, rounds)
     await measure_hop(width, rounds)
     await measure_loop(width, rounds)
+    if share:
+        await measure_share()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--share", action="store_true", help="with a real run")
     parser.add_argument("--echo", metavar="RUN_KEY", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.echo:
         asyncio.run(echo(bytes.fromhex(arguments.echo), arguments.width, arguments.rounds))
     else:
-        asyncio.run(main(arguments.width, arguments.rounds))
+        asyncio.run(main(arguments.width, arguments.rounds, share=arguments.share))

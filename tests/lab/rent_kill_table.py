@@ -55,6 +55,7 @@ SILENCE_S = 30  # of a dead-man that has heard of its orchestrator; more than a 
 LIFETIME_S = 8  # of one that never has
 CREATE_EXCHANGE_S = 5.0  # for a create without an answer; then a signalled run has 64 of the fake's seconds left
 WITHIN_S, NET_WITHIN_S = 60.0, 150.0
+SAID_CHARS = 6000
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: from the deed until nothing was rented; net: "itself", a net, "nothing to end", or "LEFT"."""
+    """seconds: from the deed until nothing was rented; net: "itself", a net, "nothing to end", or "LEFT"; said: the
+    end of what the run said."""
 
     status: int | None
     seconds: float
@@ -97,6 +99,7 @@ class Outcome:
     rented: int
     live: int
     decoys: int
+    said: str
 
     def fits(self, cell: Cell) -> bool:
         return (
@@ -233,7 +236,8 @@ def run_cell(cell: Cell, folder: Path, *, times: Literal["short", "real"] = "sho
         seconds = time.monotonic() - (attack.at or began)
         ledger = lab.fake.ledger()
         rentals = len(ledger["live"]) + len(ledger["ended"])
-        return Outcome(ended.status, seconds, net, rentals, len(ledger["live"]), ledger["decoys_touched"])
+        live, said = len(ledger["live"]), ended.stderr[-SAID_CHARS:]
+        return Outcome(ended.status, seconds, net, rentals, live, ledger["decoys_touched"], said)
 
 
 def _net(cell: Cell, lab: Lab) -> str:
@@ -283,7 +287,7 @@ def _line(cell: Cell, *, times: Literal["short", "real"]) -> str:
         except Exception as error:
             return f"| {cell.action} | {cell.event} | | | | | | | NO: {type(error).__name__}: {error} |"
     net = outcome.net + (f" ({cell.alone} alone)" if cell.alone else "")
-    fits = "yes" if outcome.fits(cell) else f"NO, {cell.net} and {EVENTS[cell.event]} rented"
+    fits = "yes" if outcome.fits(cell) else f"NO, {cell.net} and {EVENTS[cell.event]} rented:\n{outcome.said}"
     return (f"| {cell.action} | {cell.event} | {net} | {outcome.status} | {outcome.seconds:.1f} | {outcome.rented} | "
             f"{outcome.live} | {outcome.decoys} | {fits} |")  # fmt: skip
 

@@ -95,7 +95,7 @@ class Lab:
         return self.home / "gate"
 
     def hold(self, name: str, *, stage: int) -> None:
-        """Have the "pip" or "node" of the stage's first machine stand still at its start, for good."""
+        """Have the "pip" or "node" of the stage's first machine stand still at its start, for good (let_go apart)."""
         held: list[int] = []
 
         def created(request: Any, instance_id: int | None) -> None:
@@ -104,6 +104,12 @@ class Lab:
                 self.fake.hold(instance_id, name)
 
         self.fake.on("create", "after", created)
+
+    def let_go(self, name: str, *, stage: int) -> None:
+        """End a hold."""
+        for line in self.fake.ledger()["live"]:
+            if stage_of(line["label"]) == stage:
+                self.fake.let_go(line["id"], name)
 
     def give(self, **environment: str) -> None:
         """Have each machine's container find other values than those that it was created with."""

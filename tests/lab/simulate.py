@@ -8,6 +8,7 @@ byte.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import multiprocessing
 import sys
@@ -26,7 +27,7 @@ def outcomes(seeds: Iterable[int], *, jobs: int) -> Iterator[Outcome]:
     if jobs <= 1:
         yield from map(run, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=gc.freeze) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=CHUNK)
 
 

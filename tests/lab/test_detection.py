@@ -4,7 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ppsmoke.rent.fleet import Fleet
 from tests.lab.detection_table import ROWS, complaints, run_row
+from tests.lab.nat_lab.home_run import PlacedFleet
 from tests.lab.nat_lab.lab import why_not
 from tests.lab.nat_lab.placed_run import Ended
 
@@ -20,6 +22,11 @@ def test_a_run_notices_in_time_and_says_what():
     with ThreadPoolExecutor(len(rows)) as pool:
         found = {row.name: complaints(row, ended) for row, ended in zip(rows, pool.map(run_row, rows), strict=True)}
     assert found == {name: [] for name in IN_CI}
+
+
+def test_the_labs_fleet_has_all_that_a_run_asks_of_one():
+    asked = {*Fleet.__annotations__, *(name for name in vars(Fleet) if not name.startswith("_"))}
+    assert {name for name in asked if not hasattr(PlacedFleet, name)} == set()
 
 
 def ended(status: int, seconds: float, stderr: str) -> Ended:

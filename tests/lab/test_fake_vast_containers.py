@@ -242,7 +242,7 @@ def test_a_pip_that_is_held_stands_still_and_an_idle_one_has_nothing_to_do(tmp_p
         fake.clock.advance(60)
         eventually(lambda: fake.log(free) == "begun\nRequirement already satisfied: tinygrad\n")
         eventually(lambda: fake.log(held) == "begun\n")
-        (tmp_path / str(held) / "hold-pip").unlink()
+        fake.let_go(held, "pip")
         eventually(lambda: fake.log(held) == fake.log(free))
 
 

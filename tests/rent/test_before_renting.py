@@ -15,13 +15,15 @@ from contextlib import suppress
 import pytest
 
 from ppsmoke.cli import main
-from ppsmoke.rent import ledger, vast_api
+from ppsmoke.rent import dead_man, ledger, vast_api
 from ppsmoke.rent.find import find_plan
 from ppsmoke.rent.offers import Wanted
 from ppsmoke.rent.plan import is_settled, make_plan
 from ppsmoke.rent.shapes import read_offer
 from ppsmoke.rent.vast_api import PATIENCE_S
 from ppsmoke.rent.vast_http import check_base_url
+from ppsmoke.settings import Settings
+from ppsmoke.vast_run import lifetime_s
 from tests.lab.fake_vast import FakeVast, offer
 from tests.rent.vast_lab import KEY, client, run
 
@@ -68,6 +70,14 @@ def test_a_run_that_rents_nothing_leaves_no_journal(fake, tmp_path, capsys):
     assert main(["--vastai", "--max-usd", "0.002"]) == 1
     assert "the limit is $0.002" in capsys.readouterr().err
     assert os.listdir(tmp_path / "state" / "ppsmoke" / "journal") == []
+
+
+@pytest.mark.parametrize(("budget_s", "stages", "lifetime"), [(300, 2, 420), (600, 32, 775.5), (86_400, 2, 86_400)])
+def test_a_machines_lifetime_outlasts_its_run_and_is_one_that_its_dead_man_believes(budget_s, stages, lifetime):
+    settings = Settings(budget_s=budget_s, num_stages=stages)
+    assert lifetime_s(settings) == lifetime
+    environ = {"PPSMOKE_NODE_LIFETIME_S": f"{lifetime:.0f}"}
+    assert dead_man.seconds(environ, "LIFETIME_S", dead_man.LIFETIME_S) == pytest.approx(lifetime, abs=0.5)
 
 
 # The address

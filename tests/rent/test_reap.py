@@ -132,6 +132,18 @@ def test_two_state_folders_never_touch_each_others_live_runs(fake, tmp_path):
     assert {one.instance_id for one in settled.outcome.ended} == set(theirs.ids) and fake.ledger()["live"] == []
 
 
+def test_many_dead_runs_hold_up_a_start_for_little_longer_than_one_where_nothing_can_be_ended(fake, tmp_path):
+    dead = [Run(fake, tmp_path, run_id=f"dddd000{number}", instances=1) for number in range(3)]
+    for one in dead:
+        die(one)
+    fake.fault("destroy.429", None)
+    began = fake.clock.now()
+    settled = run(settle(client(fake), tmp_path))
+    assert len(settled.outcome.leftovers) == 3 and fake.clock.now() - began <= 200.0
+    fake.clear_fault("destroy.429")
+    run(settle(client(fake), tmp_path))
+
+
 def test_a_dry_run_ends_nothing_and_says_what_it_would(fake, tmp_path):
     dead = Run(fake, tmp_path, run_id=DEAD)
     die(dead)

@@ -169,6 +169,9 @@ class Containers:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"hold-{name}").touch()
 
+    def let_go(self, instance_id: int, name: str) -> None:
+        (self._folder / str(instance_id) / f"hold-{name}").unlink(missing_ok=True)
+
     def stop(self, instance_id: int) -> None:
         """End the container and all its processes, and free its ports."""
         container = self._running.pop(instance_id)

@@ -155,6 +155,11 @@ class FakeVast:
             raise RuntimeError("this fake runs no containers")
         self._containers.hold(instance_id, name)
 
+    def let_go(self, instance_id: int, name: str) -> None:
+        """End a hold, if there is one."""
+        if self._containers is not None:
+            self._containers.let_go(instance_id, name)
+
     def ledger(self) -> dict[str, Any]:
         """The bill and the request log, as GET /_lab/ledger shows them."""
         return self.service.ledger()

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from ppsmoke import cli
 from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.errors import SmokeError
 from ppsmoke.rent.fleet import Endpoints, SpecOf
 from ppsmoke.report.progress import Progress
 from ppsmoke.waiting import Deadline
@@ -33,6 +34,7 @@ class PlacedFleet:
     """Stages that somebody else starts, from our specifications."""
 
     listen_host = "0.0.0.0"
+    destroy_budget_s = 10.0
 
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
@@ -58,6 +60,12 @@ class PlacedFleet:
     async def watch(self) -> NoReturn:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets this event")
+
+    def link_changed(self, node_id: str, *, up: bool) -> None:
+        """There is nobody else to look at."""
+
+    def failing(self, error: SmokeError) -> None:
+        """Ending takes no time."""
 
     async def logs(self, stage: int | None) -> str:
         return ""

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -143,12 +143,10 @@ class PlacedRun:
         self.home = self.lab.node(HOME).popen([*command, *options, *arguments], env=environment, stderr=PIPE)
 
     def _place(self, specs: socket.socket, worker: Mapping[str, str]) -> None:
-        """Start what home asks for, and tell it where that listens."""
-        try:
-            caller, _ = specs.accept()
-        except OSError:
-            return  # the run ended before
-        with caller, caller.makefile("rb") as told:
+        """Start what home asks for, and tell it where that listens; unless the run ends before that."""
+        with suppress(OSError), ExitStack() as stack:
+            caller = stack.enter_context(specs.accept()[0])
+            told = stack.enter_context(caller.makefile("rb"))
             wanted = [json.loads(told.readline()) for _ in STAGES]
             self._ids = {spec["stage"]: spec["node_id"] for spec in wanted}
             for spec in wanted:

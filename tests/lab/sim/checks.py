@@ -159,22 +159,20 @@ class Checks:
         if best == "punched" and path == "relayed":
             started = links[0].up_at + one.machine.loop.slept_s
             banned = any(peer.upgrades._no_punch_until > peer._now() for peer in peers)
-            if banned or started < calm_since:
-                return  # a hole was lost young, or the three rounds may have fallen into the storm
+            relay = room.seat_of(links[0].via)
+            next_to_it = {one.machine.site, other.machine.site} & {room.seats[relay].machine.site}
+            if banned or started < calm_since or next_to_it:
+                return  # a hole was lost young, three rounds fell into the storm, or the relay sees no NAT between
         room.violation(f"{one} and {other} ended {path}, not {best}: {[peer.upgrades.note for peer in peers]}")
 
     # --- once everybody has left
 
     def check_left(self) -> None:
         for machine in self._room.network.machines:
-            if machine.running and machine.loop.tasks():
-                self._room.violation(f"{machine.name} has tasks left: {machine.loop.tasks()}")
-            if machine.running and machine.sockets:
-                self._room.violation(f"{machine.name} has {len(machine.sockets)} sockets left")
-            if machine.running and (machine.udp_endpoint is not None or machine.listeners):
-                self._room.violation(f"{machine.name} still listens")
-            for text in machine.unwinding_failed:
-                self._room.violation(f"a killed process goes on: {text}")
+            if machine.running:
+                self._room.violation(f"{machine.name} has not ended: {machine.loop.tasks()}")
+            for text in machine.left_behind:
+                self._room.violation(text)
 
 
 def _best_path(one: Seat, other: Seat) -> str:

@@ -13,6 +13,7 @@ from tests.lab.sim.room import Room, Seat
 FIRST_S, LAST_S = 6.0, 40.0  # faults begin in between
 ALL_OVER_S = 50.0  # and have ended by then
 SHORT_S = (0.3, 1.0, 3.0, 8.0)  # outages that a link's grace outlasts whatever it is
+STIRRED_S = (0.05, -0.02, -0.3)  # before a fault, those who talk do so: it finds messages on their way
 LONG_S = (14.9, 15.1, 20.0)  # around the moments at which a link counts as silent, or a peer as lost
 
 
@@ -50,6 +51,8 @@ class Injector:
     def _schedule(self, at_s: float, fault: Fault, rng: random.Random) -> None:
         own = random.Random(rng.random())
         self.world.at(at_s, lambda: self._begin(fault, own))
+        for before_s in STIRRED_S:
+            self.world.at(at_s - before_s, self.room.stir.notify)
 
     def _begin(self, fault: Fault, rng: random.Random) -> None:
         self.kinds.append(fault.kind)
@@ -202,7 +205,7 @@ def _relay_killed(on: Injector, rng: random.Random) -> float:
 def _left(on: Injector, rng: random.Random) -> float:
     """Its node ends in good order, and starts again: nobody dials it until told."""
     seat = on.one(rng)
-    if seat.stopping is None or seat.machine.is_asleep:
+    if seat.stopping is None or seat.stopping.done() or seat.machine.is_asleep:
         return 0.0
     seat.stopping.set_result(None)
     return on.restart_later(seat, rng.uniform(6, 9), rng, told=True)

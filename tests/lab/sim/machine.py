@@ -39,8 +39,8 @@ class SimMachine(Machine):
         self.loop: MachineLoop
         self.main: SimTask
         self._nat_ports: dict[tuple[int, Address], int] = {}
-        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
-        self.unwinding_failed: list[str] = []
+        self.errors: list[str] = []  # that nobody caught
+        self.left_behind: list[str] = []  # by processes that have ended
         self._asleep_since: float | None = None
         self._asleep_until = 0.0
         self._clock_stands = False
@@ -126,15 +126,26 @@ class SimMachine(Machine):
 
     def _start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.main = self.loop.create_task(main(), name="main")  # held here: asyncio itself holds no task
+        life = self.life
+        self.main.add_done_callback(lambda _: self.world.at(self.world.now + 0.01, self._ended, life))
+
+    def _ended(self, life: int) -> None:
+        """The process has ended by itself. Whatever it has not put away is one fault more."""
+        if life != self.life:
+            return
+        left = [*self.loop.tasks(), *self.sockets, *self.listeners, *filter(None, [self.udp_endpoint])]
+        self.left_behind += [f"{self.name} left behind {one!r}" for one in left]
+        self.kill(power=False)
 
     def kill(self, *, power: bool) -> None:
         """The process is gone without a word of its own. power: so is the machine, and nobody hears a RST."""
         self.world.note("power off" if power else "kill", self.name)
         sockets = list(self.sockets)
-        if not power:
-            for sock in sockets:
-                sock.reset_peer()
         for sock in sockets:
+            if power:
+                sock.vanish()
+            else:
+                sock.reset_peer()
             sock.error = sock.error or OSError(errno.ENETDOWN, "the machine is gone")
         self.off, self.running = power, False
         self.life += 1
@@ -145,7 +156,6 @@ class SimMachine(Machine):
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:
         """Unwind the tasks of a process that is gone, so that Python need not. Nothing of it reaches anybody."""
-        loop.errors = []  # of its own
         elsewhere = World(self.world.seed)
         elsewhere.now = self.world.now
         loop.move_to(elsewhere)
@@ -153,8 +163,7 @@ class SimMachine(Machine):
             task.cancel()
         elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
         elsewhere.run(elsewhere.now + GHOST_S)
-        self.errors: list[str] = []  # that nobody caught, of processes that were not killed meanwhile
-        self.unwinding_failed += [f"{self.name}: {task!r}" for task in loop.tasks()]
+        self.left_behind += [f"a killed process on {self.name} goes on: {task!r}" for task in loop.tasks()]
 
     def sleep(self, seconds: float, *, clock_stands: bool) -> None:
         """Frozen (SIGSTOP, a starved host) or, if its clock stands still too, suspended."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from ppsmoke.cluster.addresses import Address, Candidate, Endpoint
+from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.identity import Identity, RunAuthority
 from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, LinkError, LinkLost
@@ -24,10 +25,12 @@ TCP, UDP = 7070, 7071
 PAUSE_AFTER_LOSS_S = 1.0
 SEND_MOST_S = 45.0  # a send has ended by then: with success, or with LinkLost after the grace
 SIZES = (40, 200, 900, 4_000, 12_000)  # bytes of a message, each as likely
-LARGE = 100_000  # bytes; links are kept warm for it with a thousand fillers, so there are few
+LARGE, LARGE_SHARE = 100_000, 0.005  # links are kept warm for it with thousands of fillers, so there are few
 RARE_S, OFTEN_S = 90.0, 6.0  # between bursts of a pair that hardly talks, and of one that does
 CALM_S, CALM_FACTOR = 60.0, 4.0  # after so long everybody talks so much less
+BUSY_S, BUSY_EVERY_S = 12.0, 0.2  # until then, while paths are found and improved, the talkative do it so often
 GATHER_S = 120.0
+GUARD_EVERY_S, GUARD_S = 2.0, 30.0
 
 
 @functools.cache
@@ -131,7 +134,7 @@ class Seat:
         jobs = [self._read(node, life)]
         jobs += [self._write(node, life, to, random.Random(rng.random())) for to in room.seats if to is not self]
         if self.index == 0:
-            jobs.append(self._gather(node))
+            jobs += [self._gather(node), self._guard(node)]
         else:
             hubs = [seat for seat in room.seats if seat.is_dialable and seat is not self]
             jobs += [self._dial(node, hub) for hub in hubs[:1]]
@@ -162,6 +165,18 @@ class Seat:
             self._room.excuse(f"gather: {error}")
         self._news = None
 
+    async def _guard(self, node: Node) -> None:
+        """As a run does while it waits for an answer: nobody it has been linked to may be lost."""
+        while True:
+            await asyncio.sleep(GUARD_EVERY_S)
+            linked = [link.peer for link in node.links()]
+            try:
+                await Deadline.after(GUARD_S).wait(node.guard(linked), doing="guarding")
+            except DeadlineExceeded:
+                continue
+            except LinkLost as error:
+                self._room.excuse(f"guard: {error}")
+
     async def _dial(self, node: Node, hub: Seat) -> None:
         endpoint = hub.endpoint
         try:
@@ -174,7 +189,7 @@ class Seat:
         """Somebody tells this process to dial it from now on, in its newest generation."""
         if self._news is not None:
             self._news.put_nowait(replaced.endpoint)
-        elif self.node is not None:
+        elif self.node is not None and not self.stopping.done():
             self._tasks.append(asyncio.ensure_future(self._watched(self._dial(self.node, replaced), self.life)))
 
     async def _read(self, node: Node, life: Life) -> None:
@@ -186,15 +201,15 @@ class Seat:
     async def _write(self, node: Node, life: Life, to: Seat, rng: random.Random) -> None:
         room, now = self._room, asyncio.get_running_loop().time
         flow = room.ledger.flow(life, to.index)
-        mean_s = OFTEN_S if (self.index, to.index) in room.talkative else RARE_S
-        await asyncio.sleep(rng.uniform(0.5, mean_s))
+        talkative = (self.index, to.index) in room.talkative
+        await asyncio.sleep(rng.uniform(0.1, 1.0 if talkative else RARE_S))
         while True:
             for _ in range(rng.choice((1, 1, 2, 5))):
                 flow.last += 1
                 address, began = Address(to.identity.node_id, "box"), now()
                 try:
                     await node.send(
-                        address, encode(life, flow.last, LARGE if rng.random() < 0.02 else rng.choice(SIZES))
+                        address, encode(life, flow.last, LARGE if rng.random() < LARGE_SHARE else rng.choice(SIZES))
                     )
                 except LinkLost as error:
                     room.ledger.refused += 1
@@ -205,10 +220,14 @@ class Seat:
                     room.ledger.sent(life, to.index, flow.last, epoch=epoch)
                 if now() - began > SEND_MOST_S:
                     room.violation(f"{self.role}: a send to {to.role} took {now() - began:.1f} s")
-            await asyncio.sleep(rng.uniform(0.5, 2) * mean_s * (CALM_FACTOR if room.world.now > CALM_S else 1))
+            pause_s = rng.uniform(0.5, 2) * room.pause_s(talkative)
+            if talkative:
+                await room.stir.wait(pause_s)  # sooner, if a fault is near
+            else:
+                await asyncio.sleep(pause_s)
 
     def ask_names(self, within_s: float) -> None:
-        if self.node is not None:
+        if self.node is not None and not self.stopping.done():
             self._tasks.append(asyncio.ensure_future(self._watched(self._resolve_all(within_s), self.life)))
 
     async def _resolve_all(self, within_s: float) -> None:
@@ -243,7 +262,9 @@ class Room:
         for index in range(self.size):
             self.seats.append(Seat(self, index, self.new_machine(nats[index], sites[index])))
         pairs = [(a, b) for a in range(self.size) for b in range(self.size) if a != b]
-        self.talkative = set(rng.sample(pairs, 2))
+        hard = [(a, b) for a, b in pairs if not (self.seats[a].is_dialable or self.seats[b].is_dialable)]
+        self.talkative = {rng.choice(hard or pairs), rng.choice(pairs)}
+        self.stir = Signal()
 
     def new_machine(self, nat: Nat, site: int) -> SimMachine:
         self.machines += 1
@@ -253,6 +274,12 @@ class Room:
         life = Life(seat.index, len(self.lives) + 1, node.node_id, node._epoch)
         self.lives[node.node_id, node._epoch] = life
         return life
+
+    def pause_s(self, talkative: bool) -> float:
+        """Between two bursts of a pair, about."""
+        if talkative and self.world.now < BUSY_S:
+            return BUSY_EVERY_S
+        return (OFTEN_S if talkative else RARE_S) * (CALM_FACTOR if self.world.now > CALM_S else 1)
 
     def seat_of(self, node_id: str) -> int:
         for seat in self.seats:

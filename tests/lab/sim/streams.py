@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.sim.machine import SimMachine
 
 USER_TIMEOUT_S = 20.0  # raw_sockets.py sets it
+KEEPALIVE_S = 30.0  # 15 s idle and three probes: there too
 SYN_RETRY_S = 1.0
 WINDOW_BYTES = 256 << 10  # on the way or unread
 SEND_BUFFER_BYTES = 64 << 10
@@ -137,6 +138,10 @@ class StreamSocket:
         self._readers: deque[asyncio.Future[None]] = deque()
         self._writers: deque[asyncio.Future[None]] = deque()
         machine.sockets[self] = None
+
+    def __repr__(self) -> str:
+        peer = self.peer.machine.name if self.peer is not None else "nobody"
+        return f"<StreamSocket {self.local} to {self.remote} ({peer}), error {self.error}, unsent {self.unsent}>"
 
     # --- what the product calls
 
@@ -314,14 +319,24 @@ class StreamSocket:
         self._wake(self._writers)
         if self.is_connecting:
             self._connected.set_exception(self.error)
+        if number == errno.ETIMEDOUT:
+            self.vanish()
 
     def reset_peer(self) -> None:
         """A RST leaves, once."""
         peer, network = self.peer, self.machine.network
         if peer is not None:
             edge = network.edge(self.machine, peer.machine)
-            if not edge.cuts:
+            if edge.cuts:
+                self.vanish()
+            else:
                 network.world.at(network.world.now + edge.trip_s(), peer.fail, errno.ECONNRESET)
+
+    def vanish(self) -> None:
+        """Nobody tells the peer, whose keep-alive finds it out."""
+        if self.peer is not None:
+            world = self.machine.network.world
+            world.at(world.now + KEEPALIVE_S, self.peer.fail, errno.ETIMEDOUT)
 
     def _wake(self, waiting: deque[asyncio.Future[None]]) -> None:
         if self.on_event is not None:

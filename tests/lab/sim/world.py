@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.lab.sim.loop import MachineLoop
 
 MAX_TURNS_AT_ONE_MOMENT = 20_000  # of all loops; more means that something spins
-MAX_STEPS = 2_000_000  # of a run; a usual one has 30,000
+MAX_STEPS = 400_000  # of a run; a usual one has 20,000
 
 
 class Stuck(Exception):
