@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from ppsmoke import cli
 from ppsmoke.cluster.addresses import Endpoint
+from ppsmoke.cluster.gathering import REACH_WITHIN_S
 from ppsmoke.errors import SmokeError
 from ppsmoke.rent.fleet import Endpoints, SpecOf
 from ppsmoke.report.progress import Progress
@@ -35,6 +36,7 @@ class PlacedFleet:
 
     listen_host = "0.0.0.0"
     destroy_budget_s = 10.0
+    reach_within_s = REACH_WITHIN_S
 
     def __init__(self, socket_path: str) -> None:
         self._socket_path = socket_path
