@@ -238,7 +238,11 @@ class StreamSocket:
     # --- writing
 
     def write(self, data: bytes) -> None:
-        if self.error is None and not self.closed and not self.is_of_former_life:
+        if self.error is not None or self.closed or self.is_of_former_life:
+            return
+        if not self._outbox and self._pipe.flying + self.peer.unread < WINDOW_BYTES:
+            self._pipe.send(data)
+        else:
             self._outbox.append(data)
             self.unsent += len(data)
             self._pump()
