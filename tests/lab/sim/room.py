@@ -213,7 +213,8 @@ class Seat:
                     )
                 except LinkLost as error:
                     room.ledger.refused += 1
-                    room.excuse(f"{self.role} to {to.role}: {error}")
+                    met = node._roster.peer(address.node_id).epoch != 0
+                    room.excuse(f"{self.role} to {to.role}: {error}", met=met)
                     await asyncio.sleep(PAUSE_AFTER_LOSS_S)
                 else:
                     epoch = node._roster.peer(address.node_id).epoch
@@ -249,7 +250,7 @@ class Room:
         self.cluster_key = derive(RUN_KEY, "cluster")
         self.ledger = Ledger(self.violation, lambda: world.now)
         self.lives: dict[tuple[str, int], Life] = {}
-        self.excuses: list[tuple[float, str]] = []  # failures that only a fault excuses
+        self.excuses: list[tuple[float, str, bool]] = []  # failures that only a fault excuses; had the two met before
         self._violation = violation
         rng = world.random("room")
         self.size = rng.choice((3, 3, 4, 5))
@@ -293,8 +294,8 @@ class Room:
     def violation(self, text: str) -> None:
         self._violation(text)
 
-    def excuse(self, text: str) -> None:
-        self.excuses.append((self.world.now, text))
+    def excuse(self, text: str, *, met: bool = True) -> None:
+        self.excuses.append((self.world.now, text, met))
         self.world.note("lost", "", detail=text)
 
 
