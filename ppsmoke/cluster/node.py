@@ -366,8 +366,11 @@ class Node:
                 if peer.link is None:
                     self._learn_candidates(peer)
             self._reaching.news_of(event.node_id)
-            role = self._roster.peers[event.node_id].role if event.node_id in self._roster.peers else ""
-            self._emit(MemberChanged(event.node_id, role, event.new.name.lower()))
+            peer = self._roster.peers.get(event.node_id)
+            if peer is not None:
+                lives = event.new in (swim_state.State.ALIVE, swim_state.State.SUSPECT)
+                peer.on_membership(alive_epoch=event.epoch if lives else 0)
+            self._emit(MemberChanged(event.node_id, peer.role if peer else "", event.new.name.lower()))
         elif isinstance(event, swim_state.UdpBlocked):
             _log.info("UDP is blocked (%s %s): membership goes over the link", event.direction, event.node_id)
         self._changed.notify()

@@ -45,6 +45,7 @@ class Peer:
         self.refusal: LinkError | None = None  # HELLOs that do not fit: trying again is useless
         self.left: Bye | None = None
         self.superseded = False
+        self._alive_epoch = 0  # the life in which membership calls it alive, 0: it does not
         self.news = 0  # rises when there is word of it while it has no link: a relay may have one now
         self._last_link: Link | None = None
         self.upgrades = Upgrades()
@@ -137,10 +138,17 @@ class Peer:
         self.link, self._last_link = None, link
         self.upgrades.lost(self._now())
         self._down_since, self._last_heard, self._down_cause = self._now(), link.last_heard, cause
-        if bye is not None and bye.reason is ByeReason.LEAVING:
+        if bye is not None and bye.reason is ByeReason.LEAVING and self._alive_epoch <= self.epoch:
             self.left = bye
         self._changed.notify()
         return True
+
+    def on_membership(self, *, alive_epoch: int) -> None:
+        """In which life it is alive, 0: in none. Who left may be back without having dialled us."""
+        self._alive_epoch = alive_epoch
+        if self.left is not None and self.link is None and alive_epoch > self.epoch:
+            self.left = None
+            self._down_since, self._down_cause = self._now(), "it is back, and not linked yet"
 
     def candidates_in_order(self) -> list[Candidate]:
         """Where to dial it, the likeliest first."""

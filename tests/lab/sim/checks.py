@@ -95,9 +95,10 @@ class Checks:
                 self._check_path(one, other)
 
     def _check_excuses(self) -> None:
-        """A peer may be lost to somebody only while something is wrong, or shortly after."""
-        for at_s, text in self._room.excuses:
-            if self._faults.mild or not self._faults.kinds:
+        """A peer may be lost to somebody only while something is wrong, or shortly after; after a mild fault not even
+        then, unless the first link of all fell into it."""
+        for at_s, text, met in self._room.excuses:
+            if (self._faults.mild and met) or not self._faults.kinds:
                 self._room.violation(f"at {at_s:.3f} s, with nothing worse than {self._faults.kinds}: {text}")
             elif at_s > self._faults.last_end_s + LOST_S:
                 self._room.violation(f"at {at_s:.3f} s, long after the last fault: {text}")

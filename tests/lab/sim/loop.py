@@ -62,6 +62,8 @@ class MachineLoop(asyncio.AbstractEventLoop):
 
     def move_to(self, world: World) -> None:
         """From now on its time is that world's."""
+        for when, arguments in self._world.due(self._fire):
+            world.at(when, self._fire, *arguments)
         self._world, self.asleep = world, False
         self._listed = False
         if self._ready:

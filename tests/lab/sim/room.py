@@ -27,7 +27,7 @@ SEND_MOST_S = 45.0  # a send has ended by then: with success, or with LinkLost a
 SIZES = (40, 200, 900, 4_000, 12_000)  # bytes of a message, each as likely
 LARGE, LARGE_SHARE = 100_000, 0.005  # links are kept warm for it with thousands of fillers, so there are few
 RARE_S, OFTEN_S = 90.0, 6.0  # between bursts of a pair that hardly talks, and of one that does
-CALM_S, CALM_FACTOR = 60.0, 4.0  # after so long everybody talks so much less
+CALM_S, CALM_FACTOR = 60.0, 6.0  # after so long everybody talks so much less
 BUSY_S, BUSY_EVERY_S = 12.0, 0.2  # until then, while paths are found and improved, the talkative do it so often
 GATHER_S = 120.0
 GUARD_EVERY_S, GUARD_S = 2.0, 30.0
@@ -213,7 +213,8 @@ class Seat:
                     )
                 except LinkLost as error:
                     room.ledger.refused += 1
-                    room.excuse(f"{self.role} to {to.role}: {error}")
+                    met = node._roster.peer(address.node_id).epoch != 0
+                    room.excuse(f"{self.role} to {to.role}: {error}", met=met)
                     await asyncio.sleep(PAUSE_AFTER_LOSS_S)
                 else:
                     epoch = node._roster.peer(address.node_id).epoch
@@ -249,7 +250,7 @@ class Room:
         self.cluster_key = derive(RUN_KEY, "cluster")
         self.ledger = Ledger(self.violation, lambda: world.now)
         self.lives: dict[tuple[str, int], Life] = {}
-        self.excuses: list[tuple[float, str]] = []  # failures that only a fault excuses
+        self.excuses: list[tuple[float, str, bool]] = []  # failures that only a fault excuses; had the two met before
         self._violation = violation
         rng = world.random("room")
         self.size = rng.choice((3, 3, 4, 5))
@@ -293,8 +294,8 @@ class Room:
     def violation(self, text: str) -> None:
         self._violation(text)
 
-    def excuse(self, text: str) -> None:
-        self.excuses.append((self.world.now, text))
+    def excuse(self, text: str, *, met: bool = True) -> None:
+        self.excuses.append((self.world.now, text, met))
         self.world.note("lost", "", detail=text)
 
 

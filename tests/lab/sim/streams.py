@@ -99,7 +99,10 @@ class Pipe:
 
     def _retry(self, pause_s: float) -> None:
         source, target = self._source, self._target
-        if source.error is not None or source.is_of_former_life:
+        if source.error is not None:
+            return
+        if source.is_of_former_life:
+            source.vanish()
             return
         if self._world.now - self._since >= USER_TIMEOUT_S:
             source.fail(errno.ETIMEDOUT)
@@ -238,7 +241,11 @@ class StreamSocket:
     # --- writing
 
     def write(self, data: bytes) -> None:
-        if self.error is None and not self.closed and not self.is_of_former_life:
+        if self.error is not None or self.closed or self.is_of_former_life:
+            return
+        if not self._outbox and self._pipe.flying + self.peer.unread < WINDOW_BYTES:
+            self._pipe.send(data)
+        else:
             self._outbox.append(data)
             self.unsent += len(data)
             self._pump()
@@ -309,18 +316,17 @@ class StreamSocket:
 
     def fail(self, number: int) -> None:
         """The connection is over: a RST has come, or nothing for too long."""
-        if self.error is not None or self.closed or self.is_of_former_life:
-            self.error = self.error or os_error(number)
+        if self.error is not None or self.is_of_former_life:
             return
         self.error = os_error(number)
+        if number == errno.ETIMEDOUT:
+            self.vanish()
         self._outbox.clear()
         self.unsent = 0
         self._wake(self._readers)
         self._wake(self._writers)
         if self.is_connecting:
             self._connected.set_exception(self.error)
-        if number == errno.ETIMEDOUT:
-            self.vanish()
 
     def reset_peer(self) -> None:
         """A RST leaves, once."""

@@ -44,6 +44,10 @@ class World:
         self._order += 1
         heapq.heappush(self._queue, (when if when > self.now else self.now, self._order, action, arguments))
 
+    def due(self, action: Callable[..., None]) -> list[tuple[float, tuple[Any, ...]]]:
+        """When that action is to be called, and with what."""
+        return [(when, arguments) for when, _, one, arguments in sorted(self._queue) if one == action]
+
     def note(self, kind: str, who: str, detail: str = "") -> None:
         """One line of the trace."""
         line = f"{self.now:.6f} {kind} {who} {detail}"
