@@ -24,7 +24,7 @@ class DatagramTransport(asyncio.DatagramTransport):
         self._label = f"udp {loop.machine.name}"
         self._closed = False
         self._scheduled = False
-        loop.machine.udp_endpoint = self
+        loop.machine.udp_endpoints[self.port] = self
         protocol.connection_made(self)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -65,8 +65,8 @@ class DatagramTransport(asyncio.DatagramTransport):
         if not self._closed:
             self._closed = True
             machine = self._loop.machine
-            if machine.udp_endpoint is self:
-                machine.udp_endpoint = None
+            if machine.udp_endpoints.get(self.port) is self:
+                del machine.udp_endpoints[self.port]
             self._loop.call_soon(self.protocol.connection_lost, None)
 
     abort = close

@@ -55,8 +55,8 @@ class SimMachine(Machine):
         self.listeners: dict[int, Listening] = {}
         self.connecting: list[StreamSocket] = []
         self.transports: list[StreamTransport] = []
-        self.udp_endpoint: DatagramTransport | None = None
-        self.udp_holes: dict[Address, float] = {}
+        self.udp_endpoints: dict[int, DatagramTransport] = {}
+        self.udp_holes: dict[tuple[int, Address], float] = {}  # by own port and the other side
         self._next_port = FIRST_FRESH_PORT
         self._generators = 0
         self._tokens = self.world.random("token", self.name, self.life)
@@ -133,7 +133,7 @@ class SimMachine(Machine):
         """The process has ended by itself. Whatever it has not put away is one fault more."""
         if life != self.life:
             return
-        left = [*self.loop.tasks(), *self.sockets, *self.listeners, *filter(None, [self.udp_endpoint])]
+        left = [*self.loop.tasks(), *self.sockets, *self.listeners, *self.udp_endpoints.values()]
         self.left_behind += [f"{self.name} left behind {one!r}" for one in left]
         self.kill(power=False)
 
@@ -150,8 +150,8 @@ class SimMachine(Machine):
         self.off, self.running = power, False
         self.life += 1
         self.listeners.clear()
-        if self.udp_endpoint is not None:
-            self.udp_endpoint.close()
+        for endpoint in list(self.udp_endpoints.values()):
+            endpoint.close()
         self._lay_to_rest(self.loop)
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from tests.lab.sim.world import World
 
 if TYPE_CHECKING:
+    from tests.lab.sim.datagrams import DatagramTransport
     from tests.lab.sim.machine import SimMachine
     from tests.lab.sim.streams import StreamSocket
 
@@ -20,6 +21,7 @@ Address = tuple[str, int]
 RTO_S = 0.25  # the first retransmission of a lost segment; doubles
 RTO_MOST_S = 8.0
 BANDWIDTH_BYTES_PER_S = 20e6
+LISTENING_UDP = 7071  # the port of every node's first socket
 UDP_HOLE_S = 60.0  # a NAT forgets a flow of datagrams after this
 
 
@@ -141,7 +143,7 @@ class Network:
         if target is None or target is source:
             return
         if source.nat != "open":
-            source.udp_holes[remote] = self.world.now
+            source.udp_holes[port, remote] = self.world.now
         edge = self.edge(source, target)
         if edge.udp_cuts or edge.loses():
             return
@@ -153,13 +155,19 @@ class Network:
     def _datagram_arrives(self, target: SimMachine, data: bytes, seen: Address, address: Address) -> None:
         if target.off:
             return
-        endpoint = target.udp_endpoint
-        if endpoint is None:
-            return
-        if address != (target.ip, endpoint.port) and address != target.mapped_udp:
-            opened_at = target.udp_holes.get(seen)
-            if opened_at is None or self.world.now - opened_at > UDP_HOLE_S:
-                return
-            if self.seen(target, endpoint.port, seen) != address:
-                return
-        endpoint.arrive(data, seen)
+        endpoint = self._endpoint_at(target, address, seen)
+        if endpoint is not None:
+            endpoint.arrive(data, seen)
+
+    def _endpoint_at(self, target: SimMachine, address: Address, seen: Address) -> DatagramTransport | None:
+        """Its UDP socket behind that address, for somebody who is seen like that."""
+        if address[0] == target.ip:
+            return target.udp_endpoints.get(address[1])
+        if address == target.mapped_udp:
+            return target.udp_endpoints.get(LISTENING_UDP)
+        for port, endpoint in target.udp_endpoints.items():
+            opened_at = target.udp_holes.get((port, seen))
+            if opened_at is not None and self.world.now - opened_at <= UDP_HOLE_S:
+                if self.seen(target, port, seen) == address:
+                    return endpoint
+        return None

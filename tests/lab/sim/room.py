@@ -18,10 +18,10 @@ from ppsmoke.waiting import Deadline, cancel_and_reap
 from tests.lab.cluster import CODE_HASH, MODEL, RUN_KEY, may_own
 from tests.lab.sim.ledger import Ledger, Life, encode
 from tests.lab.sim.machine import FORWARDED_TCP, FORWARDED_UDP, SimMachine
-from tests.lab.sim.network import Nat, Network
+from tests.lab.sim.network import LISTENING_UDP, Nat, Network
 from tests.lab.sim.world import World
 
-TCP, UDP = 7070, 7071
+TCP, UDP = 7070, LISTENING_UDP
 PAUSE_AFTER_LOSS_S = 1.0
 SEND_MOST_S = 45.0  # a send has ended by then: with success, or with LinkLost after the grace
 SIZES = (40, 200, 900, 4_000, 12_000)  # bytes of a message, each as likely
