@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppsmoke import __version__, models, smoke, vast_cli, vast_run
-from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, UsageError, printable
+from ppsmoke.errors import DestroyFailed, InputError, Interrupted, SmokeError, UsageError, os_hint, printable
 from ppsmoke.package import built_from, write_zipapp
 from ppsmoke.rent.api_key import ApiKey
 from ppsmoke.rent.loopback import LoopbackFleet
@@ -236,7 +236,8 @@ def _conclude(
         return 0
     if not isinstance(error, SmokeError):
         shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        error = SmokeError(f"{type(error).__name__}: {error}", hint="this is a fault of ppsmoke's own", detail=shown)
+        hint = os_hint(error) or "this is a fault of ppsmoke's own"
+        error = SmokeError(f"{type(error).__name__}: {error}", hint=hint, detail=shown)
     progress.record.error = error
     for line in error.detail.splitlines():
         progress.detail(f"  {line}")
@@ -259,6 +260,8 @@ def _prompt(text: str) -> str:
     if text != "-":
         return text
     data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if not data:
+        raise InputError("stdin held no prompt", hint="pipe a text in, or give it with --prompt TEXT")
     if len(data) > MAX_PROMPT_BYTES:
         raise InputError(f"the prompt on stdin is longer than {MAX_PROMPT_BYTES >> 20} MiB", hint="send less")
     try:

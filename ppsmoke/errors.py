@@ -5,7 +5,23 @@ Rooms raise; cli.py alone prints and picks the exit status. A text never holds a
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+
+_OS_HINTS = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 1024",
+    errno.ENFILE: "this machine has no file descriptors left",
+    errno.ENOMEM: "free memory, or raise the limit: ulimit -v",
+    errno.ENOSPC: "make room on the disk",
+    errno.EAGAIN: "raise the limit of processes: ulimit -u",
+}
+
+
+def os_hint(error: BaseException) -> str:
+    """What to do about a resource that this machine refused, "" if the error is none of these."""
+    if isinstance(error, MemoryError):
+        return _OS_HINTS[errno.ENOMEM]
+    return _OS_HINTS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
 class SmokeError(Exception):

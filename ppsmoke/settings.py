@@ -16,10 +16,12 @@ from ppsmoke.keys import new_run_key
 RENTED_MODEL = "llama3.2:1b"  # spec, section 1
 LOOPBACK_MODEL = "smollm2:135m"  # 98 MB, in a wheel: needs no account and no model hub
 WIRE_DTYPES = ("bfloat16", "float16", "float32")
+DEVICES = ("CPU", "CUDA")  # what a stage can compute on, with or without an index
 MAX_STAGES = 64
 MAX_CONTEXT_TOKENS = 131_072
 _COUNTRY = re.compile("[A-Z]{2}")
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]{0,300}", re.ASCII)
+_DEVICE = re.compile(rf"(({'|'.join(DEVICES)})(:\d+)?)?", re.IGNORECASE | re.ASCII)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -64,8 +66,10 @@ class Settings:
                 raise UsageError(f"{what} {value:g} is out of range", hint=f"give {low} to {high:g}")
         if self.wire_dtype not in WIRE_DTYPES:
             raise UsageError(f"--wire-dtype {self.wire_dtype} is unknown", hint=f"one of {', '.join(WIRE_DTYPES)}")
+        if not _DEVICE.fullmatch(self.device):
+            raise UsageError(f"--device {self.device} is unknown", hint=f"one of {', '.join(DEVICES)}")
         if _LONE_SURROGATE.search(self.prompt):
-            raise InputError("the prompt is not valid UTF-8", hint="write it in UTF-8, or pipe it in with --prompt -")
+            raise InputError("the prompt is not valid UTF-8", hint="write it in UTF-8")
         if not self.model or _LONE_SURROGATE.search(self.model) or "\0" in self.model or "\n" in self.model:
             raise UsageError("--model is empty or holds characters that no model name has")
 

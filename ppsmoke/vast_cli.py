@@ -122,7 +122,10 @@ def _reap(arguments: argparse.Namespace) -> int:
         if arguments.yes:
             return found
         print("end these too, whoever they belong to? [y/N] ", end="", file=sys.stderr, flush=True)
-        return found if sys.stdin.readline().strip().lower() in ("y", "yes") else []
+        typed = sys.stdin.readline()
+        if not typed:
+            print("nobody answers: left alone (--yes takes it as said)", file=sys.stderr)
+        return found if typed.strip().lower() in ("y", "yes") else []
 
     settling = settle(
         api,

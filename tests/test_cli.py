@@ -1,13 +1,17 @@
 """The command line: what it refuses, how it says so, and that nothing of it is a traceback."""
 
+import errno
 import os
+import subprocess
 import sys
 
 import pytest
 
-from ppsmoke import __version__
+from ppsmoke import __version__, settings
 from ppsmoke.cli import main
+from ppsmoke.errors import os_hint
 from ppsmoke.package import own_command
+from ppsmoke.worker import device
 from tests.lab.commands import ppsmoke
 from tests.lab.paths import TINY_F32
 
@@ -22,6 +26,8 @@ from tests.lab.paths import TINY_F32
         (["--no-such-option"], "--no-such-option"),
         (["--model", ""], "--model"),
         (["-v", "-q"], "-q"),
+        (["--device", "FOO"], "CPU, CUDA"),
+        (["--vastai", "--dry-run", "--device", "CUDA:x"], "CPU, CUDA"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_usage_and_starts_nothing(arguments, named, capsys, monkeypatch):
@@ -38,6 +44,40 @@ def test_a_command_that_cannot_be_meant_is_usage_and_starts_nothing(arguments, n
 def test_a_prompt_on_stdin_that_is_no_utf8_is_refused_by_its_byte(tmp_path):
     said = ppsmoke("--prompt", "-", home=tmp_path, stdin=b"caf\xe9")
     assert said.status == 1 and "byte 3" in said.stderr and len(said.error_lines) <= 3
+
+
+def test_an_empty_stdin_is_no_prompt(tmp_path):
+    said = ppsmoke("--prompt", "-", home=tmp_path, stdin=b"")
+    assert said.status == 1 and "stdin held no prompt" in said.stderr and "hint:" in said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="a namespace of its own needs root")
+def test_a_machine_that_cannot_reach_itself_is_told_how_to(tmp_path):
+    command, environment = own_command()
+    environment = {**os.environ, **environment, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    command = ["unshare", "-n", *command, "--model", str(TINY_F32)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1 and "cannot reach itself" in said.stderr and "ip link set lo up" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "x"), "ulimit -n"),
+        (OSError(errno.ENOMEM, "x"), "memory"),
+        (MemoryError(), "memory"),
+        (OSError(errno.ENOSPC, "x"), "disk"),
+        (OSError(errno.ENOENT, "x"), ""),
+        (ValueError("x"), ""),
+    ],
+)
+def test_a_resource_that_the_machine_refuses_is_told_as_such(error, words):
+    assert words in os_hint(error) and bool(words) == bool(os_hint(error))
+
+
+def test_the_known_devices_are_those_of_a_worker():
+    assert settings.DEVICES == device.DEVICES
 
 
 def test_help_names_every_option_and_subcommand_and_the_exit_statuses(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from ppsmoke.errors import SmokeError
+from ppsmoke.errors import SmokeError, os_hint
 from ppsmoke.pipeline.messages import StageFailed
 
 MAX_DETAIL_CHARS = 16 << 10
@@ -16,7 +16,9 @@ def failure(request_id: int, error: Exception, *, stage: int, phase: str = "ask"
     if isinstance(error, SmokeError):
         phase, cause, hint, detail = error.phase or phase, error.cause, error.hint, error.detail
     else:
-        cause, hint = f"a mistake of ours: {type(error).__name__}: {error}", "run again with -v"
+        cause, hint = f"{type(error).__name__}: {error}", os_hint(error)
+        if not hint:
+            cause, hint = f"a mistake of ours: {cause}", "run again with -v"
         detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     texts = {"phase": phase, "cause": cause or type(error).__name__, "hint": hint, "detail": detail[-MAX_DETAIL_CHARS:]}
     return StageFailed(request_id=request_id, stage=stage, **{name: utf8_safe(text) for name, text in texts.items()})

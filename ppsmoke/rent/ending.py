@@ -49,7 +49,7 @@ class _Case:
     answered_at: float | None = None  # the latest DELETE, whatever came back
     accepted_at: float | None = None  # the first DELETE that the API took
     denied: bool = False  # the latest one: the API knows no such instance
-    why: str = "no time was left to try"  # it counts as left over, should this be the end
+    why: str = "not tried yet"  # it counts as left over, should this be the end
     hopeless: bool = False
 
     @property

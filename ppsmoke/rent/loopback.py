@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,12 +21,13 @@ from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.gathering import REACH_WITHIN_S
-from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError
+from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError, os_hint
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
 from ppsmoke.worker import cache
 
+LOOPBACK_S = 5.0  # for a connection to ourselves
 START_BUDGET_S = 30.0  # from fork to the line that says where a node listens; 0.2 s on an idle machine
 LEAVE_BUDGETS_S = (("", 4.0), ("SIGTERM", 2.0), ("SIGKILL", 5.0))  # how long each way of asking to end is given
 TAIL_LINES = 60
@@ -56,6 +58,7 @@ class LoopbackFleet:
     async def rent(self, num_stages: int, spec_of: SpecOf, deadline: Deadline) -> None:
         """Start a process for each stage. Raises EnvironmentLacks where this machine cannot compute a stage."""
         check_this_machine_computes()
+        check_loopback()
         for stage in range(num_stages):
             process = _StageProcess(spec_of(stage, 0), self._on_line, self._listening)
             self._stages.append(process)
@@ -115,6 +118,19 @@ def check_this_machine_computes() -> None:
                 phase="rent",
                 hint="pip install 'ppsmoke[worker]' or pip install tinygrad==0.12.0 numpy",
             )
+
+
+def check_loopback() -> None:
+    """Raises EnvironmentLacks where processes of this machine cannot reach each other (an interface that is down)."""
+    try:
+        with socket.create_server((LoopbackFleet.listen_host, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_S).close()
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"this machine cannot reach itself at {LoopbackFleet.listen_host}: {error.strerror or error}",
+            phase="rent",
+            hint=os_hint(error) or "bring its loopback interface up: ip link set lo up",
+        ) from error
 
 
 def stage_environment(spec: StageSpec, parent: Mapping[str, str]) -> dict[str, str]:

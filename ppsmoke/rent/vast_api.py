@@ -43,6 +43,7 @@ from ppsmoke.rent.verdicts import (
 )
 
 T = TypeVar("T")
+CHECK_NETWORK = "check the network, and VAST_URL where it is set"
 EXCHANGE_S = 20.0  # one request and its answer
 CREATE_EXCHANGE_S = 30.0  # a create may take its time; cutting it short makes its outcome unclear
 TELL_WAIT_S = 5.0  # a wait that the service imposed, or an answer that does not come, is told from this long on
@@ -294,7 +295,7 @@ class VastApi:
         raise Unreachable(
             f"no usable answer from {self.host} ({route.value}): {last}; {tries}",
             phase="rent",
-            hint="check the network, and VAST_URL where it is set",
+            hint="wait a minute, then start it again" if last.startswith("HTTP 429") else CHECK_NETWORK,
         )
 
     def _tell(self, what: str, more: str = "") -> None:

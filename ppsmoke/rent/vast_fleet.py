@@ -25,7 +25,7 @@ from ppsmoke.rent.outcome import Ended
 from ppsmoke.rent.pacer import SPACING_S, Route
 from ppsmoke.rent.plan import MAX_REPLACEMENTS, Plan
 from ppsmoke.rent.reap import leftover_line
-from ppsmoke.rent.reaper import Reaper
+from ppsmoke.rent.reaper import PERSIST_S, Reaper
 from ppsmoke.rent.rentals import Rental
 from ppsmoke.rent.shapes import Listing
 from ppsmoke.rent.shipyard import Shipyard
@@ -197,7 +197,11 @@ class VastFleet:
             self._reaper.dismiss()
         if outcome.leftovers:
             lines = [leftover_line(leftover) for leftover in outcome.leftovers]
-            raise DestroyFailed("; ".join(lines), phase="destroy", hint="a reaper process goes on trying for a while")
+            raise DestroyFailed(
+                "; ".join(lines),
+                phase="destroy",
+                hint=f"a reaper process goes on trying for {PERSIST_S / 60:.0f} minutes",
+            )
 
     def _start(self, coroutine, name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(coroutine)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ppsmoke.errors import EnvironmentLacks, FetchError, GgufError, InputError, SmokeError
+from ppsmoke.errors import EnvironmentLacks, FetchError, GgufError, InputError, SmokeError, os_hint
 from ppsmoke.worker import device, start
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _failure(error: Exception) -> dict[str, str]:
     kind = next((kind for tree, kind in _FAILURE_KINDS if isinstance(error, tree)), "internal")
     if isinstance(error, SmokeError):
         return {"kind": kind, "message": error.cause, "hint": error.hint}
-    return {"kind": kind, "message": f"{type(error).__name__}: {error}"[:400], "hint": ""}
+    return {"kind": kind, "message": f"{type(error).__name__}: {error}"[:400], "hint": os_hint(error)}
 
 
 def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
