@@ -124,8 +124,9 @@ def test_a_redirect_is_refused_and_carries_no_key_away(fake):
 def test_a_failed_list_is_never_an_empty_list(fake):
     for fault in ("502", "429", "reset", "null", "empty", "html"):
         fake.fault(f"list.{fault}", None)
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable) as caught:
             run(client(fake).instances(within_s=30.0))
+        assert ("wait a minute" if fault == "429" else "check the network") in caught.value.hint
         fake.clear_fault(f"list.{fault}")
 
 
