@@ -250,7 +250,7 @@ def test_a_node_dials_its_seed_at_the_second_address_when_the_first_is_deaf(tmp_
 
 @pytest.mark.slow
 def test_the_hop_benchmark_prints_every_part(capsys):
-    asyncio.run(hop_bench.main(width=64, rounds=60))
+    asyncio.run(hop_bench.main(width=64, rounds=60, share=False))
     out = capsys.readouterr().out
     for part in ("codec", "JSON and base64", "bridge", "TLS link", "one hop", "a token of two stages"):
         assert f"\n{part}" in out
