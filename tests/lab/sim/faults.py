@@ -14,6 +14,7 @@ FIRST_S, LAST_S = 6.0, 40.0  # faults begin in between
 ALL_OVER_S = 50.0  # and have ended by then
 SHORT_S = (0.3, 1.0, 3.0, 8.0)  # outages that a link's grace outlasts whatever it is
 STIRRED_S = (0.05, -0.02, -0.3)  # before a fault, those who talk do so: it finds messages on their way
+RESTART_AGAIN_S = 1.0  # whoever restarts a process that has left waits until it has ended, and looks so often
 LONG_S = (14.9, 15.1, 20.0)  # around the moments at which a link counts as silent, or a peer as lost
 
 
@@ -103,7 +104,10 @@ class Injector:
         machine = seat.machine
 
         def restart() -> None:
-            if seat.machine is machine and seat.node is None:
+            if seat.is_leaving and seat.machine is machine:  # it was put to sleep in the middle of that
+                self.world.at(self.world.now + RESTART_AGAIN_S, restart)
+                self.last_end_s = max(self.last_end_s, self.world.now + RESTART_AGAIN_S)
+            elif seat.machine is machine and seat.node is None:
                 seat.boot()
                 if told:
                     self.tell_of(seat)
