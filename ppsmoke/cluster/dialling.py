@@ -53,6 +53,8 @@ class Dialler:
         if self._closed:
             return
         task = self._tasks.get(peer.node_id)
+        if task is None:
+            peer.sought()
         if task is None or task.done():
             task = asyncio.ensure_future(self._keep(peer))
             task.set_name(f"keep {peer.name}")
