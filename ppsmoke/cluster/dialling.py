@@ -53,6 +53,8 @@ class Dialler:
         if self._closed:
             return
         task = self._tasks.get(peer.node_id)
+        if task is None:
+            peer.sought()
         if task is None or task.done():
             task = asyncio.ensure_future(self._keep(peer))
             task.set_name(f"keep {peer.name}")
@@ -195,13 +197,13 @@ async def first_of(attempts: Sequence[tuple[float, Callable[[], Awaitable[Link]]
                 running.add(asyncio.ensure_future(waiting.popleft()[1]()))
             timeout_s = max(0.0, waiting[0][0] - (now() - began)) if waiting else None
             done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                error = task.exception()
-                if error is None:
-                    return task.result()
+            failed = [error for task in done if (error := task.exception()) is not None]  # all are asked: none is lost
+            for error in failed:
                 if not isinstance(error, LinkError):
                     raise error
-                errors.append(error)
+            if len(failed) < len(done):
+                return next(task.result() for task in done if task.exception() is None)
+            errors += failed
         raise most_telling(errors)
     finally:
         await cancel_and_reap(*running)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.asked import AskedLinks
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.link import Link
@@ -64,7 +65,7 @@ class Legs:
                 error = LinkError(f"the relay {relay.name} waits to be dialled")
                 self._asked.settle(relay.node_id, token.peer, error)
                 return
-            task = asyncio.ensure_future(self._dial_leg(relay, token))
+            task = asyncio.ensure_future(self._dial_leg(relay, link.where, token))
             task.set_name(f"leg to {relay.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -94,9 +95,10 @@ class Legs:
             loop.call_later(TOKEN_S, self._expected.pop, key, None)
         return self._expected[key]
 
-    async def _dial_leg(self, relay: Peer, token: Token) -> None:
+    async def _dial_leg(self, relay: Peer, where: Candidate, token: Token) -> None:
+        """where: what our link to the relay was dialled at; the link itself may be gone before this begins."""
         try:
-            raw = await self._maker.open_leg(relay.link.where, peer_id=relay.node_id, token=token.token)
+            raw = await self._maker.open_leg(where, peer_id=relay.node_id, token=token.token)
             try:
                 await self._link_over(raw, relay, token)
             finally:

@@ -183,7 +183,7 @@ class Link(asyncio.Protocol):
         now = self._now()
         self._warm_until = now + WARM_S
         self._warmth.note(count, now)
-        if self._filler is None:
+        if self._filler is None and self._warmth.is_needed:
             self._filler = self._call_at(now + FILLER_EVERY_S, self._on_filler)
 
     def ping(self) -> None:
@@ -376,7 +376,7 @@ class Link(asyncio.Protocol):
 
     def _on_filler(self) -> None:
         now = self._now()
-        if now >= self._warm_until or self.state != "up":
+        if now >= self._warm_until or self.state != "up" or not self._warmth.is_needed:
             self._filler = None
             return
         for _ in range(0 if self.paused else self._warmth.fillers_due(now)):

@@ -85,6 +85,11 @@ class Peer:
         grace_s = min(GOODBYE_GRACE_S, self._context.link_grace_s) if self.left else self._context.link_grace_s
         return self._down_since + grace_s - self._now()
 
+    def sought(self) -> None:
+        """From now on a link to it is wanted, for the first time. That there was none before is no loss."""
+        if self.epoch == 0:
+            self._down_since = self._now()
+
     def lost_error(self) -> LinkLost:
         if self.left:
             return self.lost(f"{self.name} has left: {self.left}")

@@ -221,7 +221,8 @@ class Core:
             case Nack(seq):
                 self._prober.on_nack(seq)
             case ForwardedAck(seq, target):
-                self._prober.on_forwarded_ack(target, seq)
+                if self._prober.on_forwarded_ack(target, seq):
+                    self.table.accuse_again(target)
             case Sync(seq, wants_reply):
                 if wants_reply:
                     self._spreader.reply(sender, seq)

@@ -133,6 +133,13 @@ class MemberTable:
         if member.lives:
             self._suspect(member, MemberUpdate(State.SUSPECT, member.node_id, *member.order, self.node_id))
 
+    def accuse_again(self, node_id: str) -> None:
+        """It lives, others reach it, and we do not: whoever does shall tell it what it is accused of, for all that was
+        told of that before may have been lost."""
+        member = self.members.get(node_id)
+        if member is not None and member.state is State.SUSPECT:
+            self._tell(self.accusation(member))
+
     def accusation(self, member: Member) -> MemberUpdate:
         """What we think of the member, as it should be told."""
         meta = member.meta if member.meta_order == member.order else b""

@@ -37,8 +37,8 @@ class Path:
         return min(config.timeout_max, max(config.timeout_min, self.srtt + 4 * self.rttvar))
 
     def via(self) -> Via:
-        """For whatever may get lost."""
-        return "link" if self.udp_blocked and self.link else "udp"
+        """For what is told once: the link, until UDP has been seen to work both ways, and when it no longer does."""
+        return "link" if self.link and (self.udp_blocked or self.udp_answered is None) else "udp"
 
     def pinged_by_udp(self, now: int) -> None:
         if self.udp_unanswered_since is None:

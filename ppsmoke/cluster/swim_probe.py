@@ -137,10 +137,13 @@ class Prober:
             self._effects.emit(UdpBlocked(sender, direction))
         probe.answered = True
 
-    def on_forwarded_ack(self, target: str, seq: int) -> None:
+    def on_forwarded_ack(self, target: str, seq: int) -> bool:
+        """Whether this is what answers the probe: others reach the target, and we may not."""
         probe = self._probes.get(seq)
-        if probe is not None and probe.target == target:
-            probe.answered = True
+        if probe is None or probe.target != target or probe.answered:
+            return False
+        probe.answered = True
+        return True
 
     def on_nack(self, seq: int) -> None:
         if probe := self._probes.get(seq):

@@ -16,7 +16,7 @@ REMEMBER_S = 5.0  # a larger message counts for so long
 
 class Warmth:
     def __init__(self) -> None:
-        self._packets = 0
+        self._packets = 0  # of the largest message of late
         self._noted_at = 0.0
         self._burst_at = 0.0
 
@@ -26,9 +26,16 @@ class Warmth:
         if packets >= self._packets or now - self._noted_at > REMEMBER_S:
             self._packets, self._noted_at = packets, now
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether a message of late is larger than what an idle connection takes at once anyway."""
+        return self._packets >= INITIAL_PACKETS
+
     def fillers_due(self, now: float) -> int:
         """How many to send at this tick."""
-        if self._packets < INITIAL_PACKETS or now - self._burst_at < BURST_EVERY_S:
+        if not self.is_needed:
+            return 0
+        if now - self._burst_at < BURST_EVERY_S:
             return 1
         self._burst_at = now
         return self._packets * 5 // 4  # with a message right behind it, it must fit into the window still

@@ -268,7 +268,7 @@ def test_a_port_where_nobody_listens_is_named_when_gathering_runs_out_of_time():
     run(scenario())
 
 
-def test_a_link_that_has_carried_data_is_kept_from_idling_for_a_while(monkeypatch):
+def test_a_link_that_has_carried_a_large_message_is_kept_from_idling_for_a_while(monkeypatch):
     monkeypatch.setattr(link_module, "FILLER_EVERY_S", 0.02)
     monkeypatch.setattr(link_module, "WARM_S", 0.3)
 
@@ -281,6 +281,8 @@ def test_a_link_that_has_carried_data_is_kept_from_idling_for_a_while(monkeypatc
             assert link._filler is None  # nothing was carried yet
             await within(node.send(Address(identity.node_id, "box"), b"data"))
             await within(peer.expect(FrameType.DATA))
+            assert link._filler is None  # what fits into an idle connection's window needs none
+            await within(node.send(Address(identity.node_id, "box"), bytes(16 << 10)))
             fillers = [await within(peer.expect(FrameType.FILLER)) for _ in range(5)]
             assert {len(filler.payload) for filler in fillers} == {48}  # 64 with the header
             await until(lambda: link._filler is None, doing="the last filler")

@@ -98,6 +98,19 @@ def test_guarding_tells_of_a_peer_that_left():
 
 
 @pytest.mark.slow
+def test_a_peer_that_nobody_has_looked_for_yet_is_not_lost_however_long_ago_it_was_heard_of():
+    async def scenario():
+        async with lab() as cluster:
+            one, other = await cluster.node("orchestrator"), await cluster.node("stage-0-of-1")
+            one._roster.peer(other.node_id)._down_since -= 1000  # a handshake that came to nothing, long ago
+            sending = asyncio.ensure_future(one.send(other.address("box"), b"there"))
+            await within(other.dial(endpoint_of(one)))
+            await within(sending)
+            assert await receive_all(other, "box", 1) == [b"there"]
+
+    run(scenario())
+
+
 def test_swims_death_counts_only_when_the_link_is_as_silent():
     hasty = Config(udp=False, probe_period=20_000, timeout_min=10_000, timeout_max=20_000, suspicion_min=50_000)
 

@@ -13,7 +13,7 @@ import pytest
 from ppsmoke.cluster import relay as relay_module
 from ppsmoke.cluster.addresses import Address, Candidate
 from ppsmoke.cluster.frames import FrameType
-from ppsmoke.cluster.handshake import LinkKind, Preamble, preamble_key
+from ppsmoke.cluster.handshake import Bye, ByeReason, LinkKind, Preamble, preamble_key
 from ppsmoke.cluster.node import Node
 from ppsmoke.cluster.raw_sockets import RawSocket
 from ppsmoke.cluster.relay import GO, Splice
@@ -200,6 +200,20 @@ def test_a_relay_without_a_link_to_the_other_says_so():
             with pytest.raises(LinkError, match="through orchestrator: it has no link to it either"):
                 await within(stage_0._reaching._legs.connect(stranger, stage_0._roster.peers[relay.node_id]))
             assert relay._reaching.relay.counts["refused"] == 1
+
+    run(scenario())
+
+
+def test_a_leg_is_dialled_though_the_link_that_brought_its_token_is_gone_by_then():
+    async def scenario():
+        async with lab() as cluster:
+            relay, stage_0, stage_1 = await hidden_stages(cluster)
+            peer = stage_0._roster.peers[relay.node_id]
+            token = Token(b"t" * 16, stage_1.node_id, you_dial=True, you_start=True)
+            stage_0._reaching._legs.on_token(peer, token)
+            peer.link.close(Bye(ByeReason.BROKEN))
+            assert peer.link is None
+            await until(lambda: relay.counters()["relay.bad-token"] == 1)  # the relay never gave it
 
     run(scenario())
 

@@ -9,12 +9,15 @@ from ppsmoke.cluster.warmth import BURST_EVERY_S, MOST_PACKETS, REMEMBER_S, Warm
 
 @pytest.mark.parametrize(
     ("count", "fillers"),
-    [(0, 1), (4096, 1), (12_600, 1), (16 << 10, 15), (64 << 10, 58), (4 << 20, MOST_PACKETS * 5 // 4)],
+    [(0, 0), (4096, 0), (12_600, 0), (12_601, 12), (16 << 10, 15), (64 << 10, 58), (4 << 20, MOST_PACKETS * 5 // 4)],
 )
-def test_a_burst_has_the_packets_of_the_largest_message_and_a_quarter_more(count, fillers):
+def test_a_burst_has_the_packets_of_the_largest_message_and_a_quarter_more_if_an_idle_connection_has_fewer(
+    count, fillers
+):
     warmth = Warmth()
     warmth.note(count, 10.0)
     assert warmth.fillers_due(10.1) == fillers
+    assert warmth.is_needed == (fillers > 0)
 
 
 def test_bursts_come_within_the_retransmission_timeout_and_single_fillers_between():
@@ -30,4 +33,4 @@ def test_a_large_message_is_forgotten_after_a_while_and_not_by_the_next_small_on
     warmth.note(4096, 11.0)
     assert warmth.fillers_due(11.0) == 58
     warmth.note(4096, 10.0 + REMEMBER_S + 0.1)
-    assert warmth.fillers_due(20.0) == 1
+    assert warmth.fillers_due(20.0) == 0

@@ -9,6 +9,8 @@ from typing import Any
 
 from ppsmoke.cluster.identity import Identity
 from ppsmoke.cluster.machine import Machine
+from ppsmoke.cluster.node import CLOSE_BUDGET_S
+from ppsmoke.errors import DeadlineExceeded
 from tests.lab.sim.datagrams import DatagramTransport
 from tests.lab.sim.loop import MachineLoop, SimTask
 from tests.lab.sim.network import Address, Nat, Network
@@ -43,6 +45,7 @@ class SimMachine(Machine):
         self.left_behind: list[str] = []  # by processes that have ended
         self._asleep_since: float | None = None
         self._asleep_until = 0.0
+        self._woke_at = -CLOSE_BUDGET_S
         self._clock_stands = False
         self._clear()
         network.add(self)
@@ -133,8 +136,13 @@ class SimMachine(Machine):
         """The process has ended by itself. Whatever it has not put away is one fault more."""
         if life != self.life:
             return
-        left = [*self.loop.tasks(), *self.sockets, *self.listeners, *self.udp_endpoints.values()]
-        self.left_behind += [f"{self.name} left behind {one!r}" for one in left]
+        error = self.main.exception()
+        if error is None:
+            left = [*self.loop.tasks(), *self.sockets, *self.listeners, *self.udp_endpoints.values()]
+            self.left_behind += [f"{self.name} left behind {one!r}" for one in left]
+        elif not isinstance(error, DeadlineExceeded) or self.world.now - self._woke_at > CLOSE_BUDGET_S:
+            self.errors.append(f"it ended with {error!r}")
+        # Else it slept while it put its things away, for longer than that may take: it says so, and is gone.
         self.kill(power=False)
 
     def kill(self, *, power: bool) -> None:
@@ -181,6 +189,7 @@ class SimMachine(Machine):
             return
         self.world.note("wake", self.name)
         slept_s = self.world.now - self._asleep_since
+        self._woke_at = self.world.now
         self._asleep_since = None
         self.loop.wake(clock_stood_still_s=slept_s if self._clock_stands else 0.0)
 

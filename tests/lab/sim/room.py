@@ -71,6 +71,10 @@ class Seat:
         return self.machine.nat in ("open", "mapped")
 
     @property
+    def is_leaving(self) -> bool:
+        return self.stopping is not None and self.stopping.done()
+
+    @property
     def endpoint(self) -> Endpoint:
         """As the orchestrator would know it."""
         ident, machine = self.identity, self.machine
@@ -106,27 +110,30 @@ class Seat:
         advertise = ()
         if machine.nat == "mapped":
             advertise = (Candidate("mapped", machine.public, FORWARDED_TCP, FORWARDED_UDP),)
-        async with Node.listening(
-            self.identity,
-            cluster_key=room.cluster_key,
-            tcp=(machine.ip, TCP),
-            udp=(machine.ip, UDP),
-            code_hash=CODE_HASH,
-            model=MODEL,
-            may_own=may_own,
-            advertise=advertise,
-            machine=machine,
-        ) as node:
-            life = room.new_life(self, node)
-            self.node, self.life = node, life
-            self.stopping = stopping = asyncio.get_running_loop().create_future()
-            for name in self.names:
-                node.register(name, "box", generation=self.generation)
-            self._tasks = [asyncio.ensure_future(self._watched(job, life)) for job in self._jobs(node, life)]
-            await stopping
-            await cancel_and_reap(*self._tasks)
-        if self.life is life:
-            self.gone()
+        life = None
+        try:
+            async with Node.listening(
+                self.identity,
+                cluster_key=room.cluster_key,
+                tcp=(machine.ip, TCP),
+                udp=(machine.ip, UDP),
+                code_hash=CODE_HASH,
+                model=MODEL,
+                may_own=may_own,
+                advertise=advertise,
+                machine=machine,
+            ) as node:
+                life = room.new_life(self, node)
+                self.node, self.life = node, life
+                self.stopping = stopping = asyncio.get_running_loop().create_future()
+                for name in self.names:
+                    node.register(name, "box", generation=self.generation)
+                self._tasks = [asyncio.ensure_future(self._watched(job, life)) for job in self._jobs(node, life)]
+                await stopping
+                await cancel_and_reap(*self._tasks)
+        finally:
+            if self.life is life:
+                self.gone()
 
     def _jobs(self, node: Node, life: Life) -> list[Coroutine[Any, Any, None]]:
         room = self._room
@@ -189,8 +196,18 @@ class Seat:
         """Somebody tells this process to dial it from now on, in its newest generation."""
         if self._news is not None:
             self._news.put_nowait(replaced.endpoint)
-        elif self.node is not None and not self.stopping.done():
-            self._tasks.append(asyncio.ensure_future(self._watched(self._dial(self.node, replaced), self.life)))
+        if self.node is not None and not self.stopping.done():
+            self._tasks.append(asyncio.ensure_future(self._watched(self._dial_again(self.node, replaced), self.life)))
+
+    async def _dial_again(self, node: Node, back: Seat) -> None:
+        """Until there has been a link to its newest life: a process that slept hears of that before it has read that
+        the old one said goodbye, and then takes the link to the old one for what it was asked for."""
+        endpoint = back.endpoint
+        while endpoint.generation == back.generation:
+            await self._dial(node, back)
+            if back.life is None or node._roster.peer(endpoint.node_id).epoch == back.life.epoch:
+                return
+            await asyncio.sleep(PAUSE_AFTER_LOSS_S)
 
     async def _read(self, node: Node, life: Life) -> None:
         mailbox, room = node.mailbox("box"), self._room
