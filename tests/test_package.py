@@ -6,6 +6,8 @@ import subprocess
 import sys
 import zipfile
 
+import pytest
+
 from ppsmoke import __version__, package
 
 
@@ -21,6 +23,7 @@ def test_the_zipapp_holds_every_module_and_nothing_else():
     assert all(name.endswith((".py", ".json")) for name in names)
 
 
+@pytest.mark.slow
 def test_a_zipapp_says_its_version_and_commit_and_has_the_checkouts_code_hash(tmp_path):
     target = tmp_path / "p.pyz"
     size = package.write_zipapp(target, "0123456789abcdef")

@@ -51,6 +51,7 @@ def test_when_both_dial_at_once_both_keep_the_same_link(round_):
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "killer", ["dialler", *(pytest.param(side, marks=pytest.mark.slow) for side in ("acceptor", "both"))]
 )
@@ -204,6 +205,7 @@ def test_a_send_to_a_node_that_nobody_can_reach_is_lost_after_the_grace():
     run(scenario())
 
 
+@pytest.mark.slow
 def test_last_messages_arrive_although_the_sender_ends_at_once():
     async def scenario():
         async with lab() as cluster:

@@ -94,6 +94,7 @@ FLOODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs all of 127.0.0.0/8, and /proc")
 @pytest.mark.parametrize(("kind", "count", "counter"), FLOODS)
 def test_a_flood_stops_no_request_keeps_nobody_out_and_little_of_it_stays(kind, count, counter, caplog, monkeypatch):

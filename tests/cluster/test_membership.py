@@ -178,6 +178,7 @@ def test_a_member_that_leaves_is_not_mourned():
     run(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("udp", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_links_alone_carry_membership(udp):
     async def scene() -> None:

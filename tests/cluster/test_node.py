@@ -111,6 +111,7 @@ def test_a_peer_that_nobody_has_looked_for_yet_is_not_lost_however_long_ago_it_w
     run(scenario())
 
 
+@pytest.mark.slow
 def test_swims_death_counts_only_when_the_link_is_as_silent():
     hasty = Config(udp=False, probe_period=20_000, timeout_min=10_000, timeout_max=20_000, suspicion_min=50_000)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ppsmoke.cluster.events import LinkDown
 from ppsmoke.cluster.frames import FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason
@@ -17,6 +19,7 @@ def tell(node: Node, peer_id: str, state: State, epoch: int) -> None:
     node._on_membership(MemberChanged(peer_id, State.LEFT, state, epoch, 0, "0" * 16))
 
 
+@pytest.mark.slow
 def test_who_left_and_is_alive_again_is_dialled_again():
     async def scenario():
         async with lab() as cluster:

@@ -153,6 +153,7 @@ def test_who_leaves_is_gone_everywhere_at_once_and_never_suspected(seed):
     assert [change for change in net.changes if change.new in (State.SUSPECT, State.DEAD)] == []
 
 
+@pytest.mark.slow
 @seeds
 def test_whatever_happened_once_it_is_over_all_agree(seed):
     generator = random.Random(seed)

@@ -65,6 +65,7 @@ def test_a_signal_ends_a_node_with_its_worker(tmp_path, number):
     assert stderr == ""
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_with_its_stderr_and_its_node_ends_with_status_1(tmp_path):
     async def scenario():
         async with stage_nodes.lab(tmp_path, 2, environments={1: {"STILL_FAULT": "die@3"}}) as lab:

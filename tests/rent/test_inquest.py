@@ -43,6 +43,7 @@ def start_node(it: Container) -> int:
     return it.node()["pid"]
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_heard_of_within_seconds_with_how_and_its_last_output(tmp_path):
     with container(tmp_path) as it:
         pid = start_node(it)

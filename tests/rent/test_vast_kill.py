@@ -13,6 +13,7 @@ QUICK = Cell("SIGKILL", "before the reply")
 TENTH = list(cells())[::10]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_it_knows_what_it_rented_leaves_nothing(tmp_path):
     outcome = run_cell(QUICK, tmp_path)
     assert outcome.fits(QUICK) and outcome.net == "reaper" and outcome.rented == 1 and outcome.live == 0, outcome

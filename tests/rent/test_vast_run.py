@@ -32,7 +32,7 @@ from tests.lab.rent_table import ROWS, Row, run_row
 from tests.lab.rented import KEY, Deed, Lab, rented
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are processes in namespaces")
-QUICK = {"fewer than two offers", "the registry denies the image"}
+QUICK = {"fewer than two offers"}
 
 
 def marks(row: Row):
@@ -121,6 +121,7 @@ def test_a_dry_run_shows_the_plan_and_rents_nothing(tmp_path):
     assert {request["method"] for request in ended.ledger["requests"]} == {"POST", "GET"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "status", "words"),
     [
@@ -218,6 +219,7 @@ def test_a_second_signal_does_not_skip_destroying_and_says_what_is_still_open(nu
     assert not ended.ledger["live"] and ended.ledger["decoys_touched"] == 0
 
 
+@pytest.mark.slow
 def test_reap_and_ls_tell_what_is_there_and_touch_nothing_of_others(tmp_path):
     with rented(tmp_path, boots=False) as lab:
         listed, reaped, dry = lab.command("ls", "--json"), lab.command("reap"), lab.command("reap", "--dry-run")
