@@ -84,6 +84,7 @@ class VastFleet:
         self._endpoints = Endpoints()
         self._inquest = Inquest(progress.say)
         self.destroy_budget_s = destroy_budget_s(len(plan.chosen))
+        self._ending_s = self.destroy_budget_s - AFTERWARDS_S
         self._view = AccountView(api, say=progress.say, on_look=self._end_strays)
         self._rentals: list[Rental] = []
         self._present: dict[int, Rental] = {}  # by stage
@@ -182,7 +183,7 @@ class VastFleet:
             self._api,
             self._journal,
             account=self._account,
-            within_s=self.destroy_budget_s - AFTERWARDS_S,
+            within_s=self._ending_s,
             say=self._progress.say,
             on_ended=self._note,
             coming=lambda: any(not task.done() for task in self._tasks),
@@ -258,7 +259,7 @@ class VastFleet:
             self._journal,
             entry,
             account=self._account,
-            within_s=self.destroy_budget_s - AFTERWARDS_S,
+            within_s=self._ending_s,
             say=self._progress.say,
         )
         for ended in outcome.ended:

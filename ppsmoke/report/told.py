@@ -10,9 +10,8 @@ from typing import Any
 
 MAX_NUMBER = 1e18  # of bytes or microseconds; beyond it a number is a lie
 MAX_TEXT_CHARS = 200
-MAX_TOLD = (
-    4 << 20
-)  # characters of JSON: many times the longest answer's timings; as values they take thirty times as much
+# Characters of JSON: many times the longest answer's timings; as values they take thirty times as much.
+MAX_TOLD = 4 << 20
 
 
 def value_of(text: str | bytes) -> Any:

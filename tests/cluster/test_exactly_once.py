@@ -52,9 +52,7 @@ def test_when_both_dial_at_once_both_keep_the_same_link(round_):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "killer", ["dialler", *(pytest.param(side, marks=pytest.mark.slow) for side in ("acceptor", "both"))]
-)
+@pytest.mark.parametrize("killer", ["dialler", "acceptor", "both"])
 def test_links_killed_under_a_running_exchange_lose_and_repeat_nothing(killer):
     async def scenario():
         async with lab(timing=IMPATIENT) as cluster:

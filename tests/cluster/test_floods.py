@@ -88,9 +88,9 @@ async def at_work(cluster: Lab) -> tuple[Node, Node]:
 
 FLOODS = [
     pytest.param("silent", 400, "door.evicted", id="silent"),
-    pytest.param("half-open", 400, "door.handshake-evicted", id="half-open", marks=pytest.mark.slow),
-    pytest.param("replay", 400, "door.replayed", id="replay", marks=pytest.mark.slow),
-    pytest.param("datagrams", 20_000, "datagram.wrong-tag", id="datagrams", marks=pytest.mark.slow),
+    pytest.param("half-open", 400, "door.handshake-evicted", id="half-open"),
+    pytest.param("replay", 400, "door.replayed", id="replay"),
+    pytest.param("datagrams", 20_000, "datagram.wrong-tag", id="datagrams"),
 ]
 
 

@@ -179,7 +179,7 @@ def test_a_member_that_leaves_is_not_mourned():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("udp", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("udp", [True, False])
 def test_links_alone_carry_membership(udp):
     async def scene() -> None:
         async with AsyncExitStack() as stack:

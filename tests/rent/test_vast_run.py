@@ -126,7 +126,7 @@ def test_a_dry_run_shows_the_plan_and_rents_nothing(tmp_path):
     ("typed", "status", "words"),
     [
         ("\n", 1, "not confirmed"),
-        pytest.param("y\n", 1, "manifest unknown", marks=pytest.mark.slow),
+        ("y\n", 1, "manifest unknown"),
     ],
 )
 def test_on_a_terminal_it_asks_before_the_first_create(typed, status, words, tmp_path):
