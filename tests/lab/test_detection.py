@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ppsmoke.cluster.peer import LINK_GRACE_S
 from ppsmoke.rent.fleet import Fleet
 from tests.lab.detection_table import ROWS, complaints, run_row
 from tests.lab.nat_lab.home_run import PlacedFleet
@@ -18,9 +19,11 @@ AWAKE = next(row for row in ROWS if row.within_s is None)
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab runs")
 @pytest.mark.slow
 def test_a_run_notices_in_time_and_says_what():
+    """Beside other tests SWIM's verdict may come late; then a link's grace decides."""
     rows = [row for row in ROWS if row.name in IN_CI]
     with ThreadPoolExecutor(len(rows)) as pool:
-        found = {row.name: complaints(row, ended) for row, ended in zip(rows, pool.map(run_row, rows), strict=True)}
+        ends = zip(rows, pool.map(run_row, rows), strict=True)
+        found = {row.name: complaints(row, ended, allowance_s=LINK_GRACE_S) for row, ended in ends}
     assert found == {name: [] for name in IN_CI}
 
 
@@ -38,6 +41,7 @@ def ended(status: int, seconds: float, stderr: str) -> Ended:
     [
         (ended(1, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), []),
         (ended(1, 99.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["it took 99.0 s"]),
+        (ended(1, 15.0, "ppsmoke: ask, stage 1: nothing has moved for 30 s"), ["'no byte for 15 s' was not said"]),
         (ended(0, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["exit status 0"]),
         (ended(1, 15.0, "ppsmoke: ask, stage 0: stage-0-of-2: no byte for 15 s"), ["'ask, stage 1: ' was not said"]),
     ],
