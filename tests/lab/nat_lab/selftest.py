@@ -143,19 +143,24 @@ class _Measurement:
             hand.send("f", (self._addresses[near[0]], near[1]), name)
         for _ in self._hands:
             name, host, port = self._observers[near[0]].receive(f"udp {near[1]}", ARRIVAL_S)
-            # The one that may, last: when it has arrived, the others have had their chance.
             for text, (observer, source) in (("far", far), ("sibling", sibling), ("near", near)):
                 self._observers[observer].send(f"udp {source}", (host, port), text)
-        verdicts = {}
+        heard: dict[str, set[str]] = {name: set() for name in self._hands}
         for name, hand in self._hands.items():
-            heard: set[str] = set()
-            while "near" not in heard and (received := hand.receive("f", ARRIVAL_S)):
-                heard.add(received[0])
-            if "near" not in heard:
-                verdicts[name] = "no answer at all"
-            else:
-                verdicts[name] = INDEPENDENT if "far" in heard else BY_ADDRESS if "sibling" in heard else BY_PORT
-        return verdicts
+            due = {"near", "sibling", "far"} if NAT_TYPES[name].unsolicited == "accept" else {"near"}
+            while not due <= heard[name] and (received := hand.receive("f", ARRIVAL_S)):
+                heard[name].add(received[0])
+        time.sleep(SILENCE_S)  # what should not come has had all that time, and this
+        return {name: self._verdict(hand, heard[name]) for name, hand in self._hands.items()}
+
+    @staticmethod
+    def _verdict(hand: Hand, heard: set[str]) -> str:
+        """Who may answer a host that heard these, and what still lies in its socket."""
+        while received := hand.receive("f", 0.0):
+            heard.add(received[0])
+        if "near" not in heard:
+            return "no answer at all"
+        return INDEPENDENT if "far" in heard else BY_ADDRESS if "sibling" in heard else BY_PORT
 
     def _unsolicited(self) -> dict[str, str]:
         for hand in self._hands.values():
