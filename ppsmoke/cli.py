@@ -50,8 +50,10 @@ exit status: 0 answered and everything ended; 1 failed; 2 usage; 130, 143, 129 i
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     keep_standard_streams_open()
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
     try:
+        _refuse_strangers(arguments, defaults=parser.parse_args([]))
         status = arguments.command(arguments)
         sys.stdout.flush()
         return status
@@ -78,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_const", const=_show_version, dest="command", help="show it and exit")
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run, takes=())
     _add_run_options(parser)
     vast_cli.add_rent_options(parser)
-    commands = parser.add_subparsers(title="subcommands", metavar="")
+    commands = parser.add_subparsers(title="subcommands", metavar="", dest="subcommand")
     node = commands.add_parser("node", help="be one stage's node; everything comes from the environment")
     node.set_defaults(command=_node)
     package = commands.add_parser("package", help="write this code as a single file that Python runs")
@@ -92,6 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     kept.set_defaults(command=_cache)
     vast_cli.add_commands(commands)
     return parser
+
+
+def _refuse_strangers(arguments: argparse.Namespace, *, defaults: argparse.Namespace) -> None:
+    """What stands before a subcommand and means nothing to it is refused: it would be ignored without a word."""
+    known = {"command", "subcommand", "takes", "verbosity", "vastai", *arguments.takes}
+    for name in vars(defaults).keys() - known if arguments.subcommand else ():
+        if getattr(arguments, name) != getattr(defaults, name):
+            option = f"--{name.removeprefix('as_').replace('_', '-')}"
+            raise UsageError(
+                f"{option} means nothing to {arguments.subcommand}", hint=f"see ppsmoke {arguments.subcommand} --help"
+            )
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     reap.add_argument("--all", action="store_true", help="ask about everything else whose label starts like ours, too")
     reap.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="with --all: do not ask")
     reap.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
-    reap.set_defaults(command=_reap)
+    reap.set_defaults(command=_reap, takes=("dry_run", "yes", "api_key"))
     ls = commands.add_parser(
         "ls", help="what this machine's runs rent on vast.ai now, and others under our name; what it costs an hour"
     )
@@ -64,7 +64,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="a JSON list, a row each"
     )
     ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
-    ls.set_defaults(command=_ls)
+    ls.set_defaults(command=_ls, takes=("as_json", "api_key"))
     boot = commands.add_parser("boot", help="be process 1 of a rented container whose image holds this code")
     boot.set_defaults(command=lambda arguments: main_baked())
 

@@ -28,6 +28,11 @@ from tests.lab.paths import TINY_F32
         (["-v", "-q"], "-q"),
         (["--device", "FOO"], "CPU, CUDA"),
         (["--vastai", "--dry-run", "--device", "CUDA:x"], "CPU, CUDA"),
+        (["--stages", "3", "reap"], "--stages means nothing to reap"),
+        (["--max-usd", "2", "ls"], "--max-usd means nothing to ls"),
+        (["--json", "package"], "--json means nothing to package"),
+        (["--yes", "cache", "clear"], "--yes means nothing to cache"),
+        (["boot"], "PPSMOKE_NODE_SECRET"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_usage_and_starts_nothing(arguments, named, capsys, monkeypatch):

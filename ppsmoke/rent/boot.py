@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, NoReturn
 
-from ppsmoke.errors import InputError, RentError
+from ppsmoke.errors import InputError, RentError, UsageError
 from ppsmoke.keys import derive
 from ppsmoke.rent.api_key import MIN_SECRET_CHARS
 from ppsmoke.rent.minify import minify
@@ -133,6 +133,14 @@ def _check_variable(name: str, value: str, stage: int, *, allowed: Collection[st
 
 def main_baked() -> NoReturn:
     """Process 1 of an image that holds this code, tinygrad and numpy: the dead-man and the node as children, and the
-    same wait for a push in between; a push without code (its certificates alone) starts the code that is here."""
+    same wait for a push in between; a push without code (its certificates alone) starts the code that is here.
+
+    Raises UsageError where it was started by hand: whoever rents sets the secret, and nobody could prove it here.
+    """
+    if not re.fullmatch("[0-9a-f]{64}", os.environ.get("PPSMOKE_NODE_SECRET", "")):
+        raise UsageError(
+            "PPSMOKE_NODE_SECRET is not the secret of a stage",
+            hint="boot is what a rented container begins with; a run sets its environment",
+        )
     ProcessOne(os.environ, program_source("dead_man"), ()).run()
     raise AssertionError("process 1 has ended its work")
