@@ -173,7 +173,7 @@ class Ending:
         for case in [case for case in self._cases.values() if case.target.instance_id not in shown]:
             young, certain = self._young(case.target), case.accepted_at is not None or case.denied
             if not self._mine(case.target) and case.answered_at is not None and case.accepted_at is None:
-                case.why, case.hopeless = "this account does not show it", True
+                case.why, case.hopeless = _of_another(self._journal.entries[case.target.label]), True
             elif listing.pages == 1 and not young and certain and self._proves_gone(case, began):
                 self._is_gone(case)
             elif case.answered_at is not None or not young:
@@ -260,7 +260,7 @@ class Ending:
         if self._refused:
             return False
         if self._looks and unclear and all(entry.account != self._account for entry in unclear):
-            self._seen = "this account does not show it"
+            self._seen = _of_another(unclear[0])
             return False
         return bool(unclear) or (not self._looks and self._clock.now() - self._open_at < SWEEP_S)
 
@@ -326,3 +326,8 @@ def target_of(entry: Entry) -> Target:
     """An entry whose instance is known, as something to end."""
     assert entry.instance_id is not None
     return Target(entry.instance_id, entry.label, entry.stage, entry.created_at)
+
+
+def _of_another(entry: Entry) -> str:
+    """What is said of an entry that only another account's key can close."""
+    return f"this account does not show it: it is on the bill of {entry.account or 'another account'}, ask with its key"

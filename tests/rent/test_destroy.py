@@ -137,7 +137,9 @@ def test_another_account_cannot_say_that_an_instance_is_gone(fake, tmp_path):
     unclear = str(Label.fresh("5eed0001", 1, expires_at=fake.clock.now()))
     lab.journal.intent(Entry(label=unclear, state="intent", account="elsewhere/9", intent_at=1.0))
     outcome = lab.end()
-    assert not outcome.ended and {one.why for one in outcome.leftovers} == {"this account does not show it"}
+    assert not outcome.ended and {one.why for one in outcome.leftovers} == {
+        "this account does not show it: it is on the bill of elsewhere/9, ask with its key"
+    }
     assert len(lab.journal.open_entries()) == 2
 
 
