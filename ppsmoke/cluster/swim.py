@@ -188,8 +188,9 @@ class Core:
         for forgotten in self.table.forget_old():
             self.names.forget(forgotten)
             self._spreader.forget(forgotten)
-        if dead := self.table.in_state(State.DEAD):
-            self._prober.ping_dead(self._effects.rng.choice(dead))
+        for state in (State.DEAD, State.LEFT):
+            if gone := self.table.in_state(state):
+                self._prober.ping_gone(self._effects.rng.choice(gone))
 
     # Receiving
 
@@ -274,6 +275,7 @@ class Core:
             update.incarnation == self.incarnation and update.state is not State.ALIVE
         ):
             self._announce(update.incarnation + 1)
+            self.table.disproved()
             if update.state is State.SUSPECT:
                 self._prober.feel(1)
             self._effects.emit(Refuted(self.incarnation, update.accuser))
@@ -302,6 +304,7 @@ class Core:
     def _woke(self, frozen: int) -> None:
         """We stood still and are probably accused: everybody hears at once that we live."""
         self._prober.feel(1)
+        self.table.disproved()
         if self._leaving:
             return
         self._announce(self.incarnation + 1)

@@ -27,18 +27,12 @@ _LIVE = (State.ALIVE, State.SUSPECT)
 
 @dataclass
 class Suspicion:
-    """accusers: each once, the first is whose word started it. All times are own time, in microseconds."""
+    """accusers: each once, the first is whose word started it. size: of the cluster then. started: own time."""
 
     accusers: list[str]
     started: int
-    least: int
-    greatest: int
-    wanted: int  # confirmations
+    size: int
     timer: int | None = None
-
-    def lasts(self) -> int:
-        confirmations = len(self.accusers) - 1
-        return suspicion_time(self.least, self.greatest, confirmations=confirmations, wanted=self.wanted)
 
 
 @dataclass
@@ -54,7 +48,6 @@ class Member:
     meta: bytes = b""
     meta_order: tuple[int, int] = (-1, -1)
     heard: int | None = None
-    refuted_at: int | None = None
     suspicion: Suspicion | None = None
 
     @property
@@ -81,6 +74,7 @@ class MemberTable:
     members: dict[str, Member] = field(default_factory=dict)
     version: int = 0  # grows whenever a state, a life or an incarnation changes
     _live: list[str] | None = None
+    _disproved_at: int | None = None  # own time of the latest proof that an accusation was wrong, whoever was accused
 
     def get(self, node_id: str) -> Member | None:
         return self.members.get(node_id)
@@ -140,6 +134,11 @@ class MemberTable:
         if member is not None and member.state is State.SUSPECT:
             self._tell(self.accusation(member))
 
+    def disproved(self) -> None:
+        """Somebody was accused and lives. What made it silent (a host that loads a model, a path that loses much) may
+        make others silent too: for a while nobody is judged as soon as otherwise, those under suspicion included."""
+        self._disproved_at = self.effects.now
+
     def accusation(self, member: Member) -> MemberUpdate:
         """What we think of the member, as it should be told."""
         meta = member.meta if member.meta_order == member.order else b""
@@ -158,7 +157,7 @@ class MemberTable:
         if member is not None and (update.epoch, update.incarnation) <= member.order:
             return
         if member is not None and update.epoch == member.epoch and member.state in (State.SUSPECT, State.DEAD):
-            member.refuted_at = self.effects.now
+            self.disproved()
         back = member is None or not member.lives or member.epoch != update.epoch
         member = self._change(member, update)
         self._tell(update)
@@ -174,19 +173,17 @@ class MemberTable:
         if member is not None and (order < member.order or (order == member.order and member.state > State.ALIVE)):
             return
         member = self._change(member, update)
-        config = self.effects.config
-        patient = member.refuted_at is not None and self.effects.now - member.refuted_at < config.patience_memory
-        least, greatest = suspicion_bounds(config, size=self.size(), patient=patient)
-        wanted = confirmations_wanted(config, size=self.size())
         # Whoever accuses has doubted for a while already: that time counts.
-        started = self.effects.now - config.doubt
-        member.suspicion = Suspicion([update.accuser], started, least, greatest, wanted)
+        started = self.effects.now - self.effects.config.doubt
+        member.suspicion = Suspicion([update.accuser], started, self.size())
         self._await_refutation(member, member.suspicion)
         self._tell(update)
 
     def _confirm(self, member: Member, update: MemberUpdate) -> None:
         suspicion = member.suspicion
-        if suspicion is None or update.accuser in suspicion.accusers or len(suspicion.accusers) > suspicion.wanted:
+        if suspicion is None or update.accuser in suspicion.accusers:
+            return
+        if len(suspicion.accusers) > confirmations_wanted(self.effects.config, size=suspicion.size):
             return
         suspicion.accusers.append(update.accuser)
         self._await_refutation(member, suspicion)
@@ -194,21 +191,30 @@ class MemberTable:
 
     def _await_refutation(self, member: Member, suspicion: Suspicion) -> None:
         self.effects.cancel(suspicion.timer)
-        delay = suspicion.started + suspicion.lasts() - self.effects.now
-        suspicion.timer = self.effects.arm(delay, self._not_refuted, member)
+        suspicion.timer = self.effects.arm(self._left_to(member, suspicion), self._not_refuted, member)
 
     def _not_refuted(self, member: Member) -> None:
         suspicion = member.suspicion
         if suspicion is None:
             return
-        delay = self.effects.grace_left()
-        if member.heard is not None and member.heard > suspicion.started:
-            # It spoke to us after it was accused: it lives, the accusation has only not reached it yet.
-            delay = max(delay, member.heard + suspicion.least - self.effects.now)
-        if delay > 0:
-            suspicion.timer = self.effects.arm(delay, self._not_refuted, member)
+        if self._left_to(member, suspicion) > 0:  # more than when the timer was set
+            self._await_refutation(member, suspicion)
             return
         self._end(member, MemberUpdate(State.DEAD, member.node_id, *member.order, self.node_id))
+
+    def _left_to(self, member: Member, suspicion: Suspicion) -> int:
+        """How long the accused may still prove that it lives, as it looks now."""
+        now, config = self.effects.now, self.effects.config
+        patient = self._disproved_at is not None and now - self._disproved_at < config.patience_memory
+        least, greatest = suspicion_bounds(config, size=suspicion.size, patient=patient)
+        wanted = confirmations_wanted(config, size=suspicion.size)
+        ends = suspicion.started + suspicion_time(
+            least, greatest, confirmations=len(suspicion.accusers) - 1, wanted=wanted
+        )
+        if member.heard is not None and member.heard > suspicion.started:
+            # It spoke to us after it was accused: it lives, the accusation has only not reached it yet.
+            ends = max(ends, member.heard + least)
+        return max(ends - now, self.effects.grace_left())
 
     def _end(self, member: Member | None, update: MemberUpdate) -> None:
         """Dead or left."""

@@ -111,8 +111,9 @@ class Prober:
         failing = max(period, self._config.verdict_timeouts * timeout)
         self._effects.arm(failing + self._config.doubt, self._verdict, seq)
 
-    def ping_dead(self, member: Member) -> None:
-        """So that it learns of its death and refutes it; nothing is concluded from silence."""
+    def ping_gone(self, member: Member) -> None:
+        """So that the dead learns of its death and refutes it, and who has left and is back in a new life, which knows
+        nobody, learns of us; nothing is concluded from silence."""
         self._send(member.node_id, Ping(self._next_seq(), self._round, self._digest()))
 
     def on_ack(self, sender: str, seq: int, via: Via) -> None:

@@ -38,7 +38,7 @@ class Config:
     suspicion_min: int = 10 * SECOND  # times max(1, log10(n - 1)); hosts that load a model freeze for 3 to 12 s
     suspicion_max_factor: int = 3  # of the minimum, while nobody confirms
     confirmations_max: int = 8  # independent accusers that bring patience down to the minimum
-    patience_percent: int = 150  # of everything above, for a member that proved an accusation wrong lately
+    patience_percent: int = 150  # of all this, for everybody, where an accusation was proved wrong lately
     patience_memory: int = 600 * SECOND  # how long "lately" is
     health_max: int = 7  # Lifeguard's local health: 0 is well
     lag_limit: int = SECOND  # an own timer that is later than this means that we were frozen
@@ -48,7 +48,7 @@ class Config:
     retransmit_factor: int = 4  # each update is sent this many times ceil(log10(n + 1))
     sync_period: int = 10 * SECOND  # push/pull with one random member
     digest_patience: int = 2 * SECOND  # views that differ for longer are synchronised at once
-    dead_ping_period: int = 5 * SECOND  # one dead member is told of its death, so that it can refute
+    dead_ping_period: int = 5 * SECOND  # one dead member is told of its death; one that left is asked if it is back
     dead_gossip: int = 60 * SECOND  # the lately dead still get gossip
     dead_memory: int = 24 * 3600 * SECOND
     join_period: int = SECOND

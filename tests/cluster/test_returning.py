@@ -1,4 +1,4 @@
-"""A node that has left and is back in a new life: whoever heard of that by membership alone looks for it again."""
+"""A node that has left and is back in a new life: those whom it left find that out and look for it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ppsmoke.cluster.events import LinkDown
 from ppsmoke.cluster.frames import FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason
 from ppsmoke.cluster.node import Node
-from ppsmoke.cluster.swim_state import MemberChanged, State
+from ppsmoke.cluster.swim_state import MILLISECOND, Config, MemberChanged, State
 from ppsmoke.keys import derive
 from tests.lab.cluster import RUN_KEY, endpoint_of, lab, next_event, run, until, within
 from tests.lab.raw_peer import RawPeer
@@ -54,5 +54,21 @@ def test_a_farewell_that_comes_after_the_news_of_a_return_is_the_former_lifes():
                 await next_event(events, LinkDown)
                 assert bool(node._roster.peers[identity.node_id].left) is has_left
                 await by_hand.close()
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_a_returner_that_knows_nobody_is_found_by_datagram_of_those_whom_it_left():
+    async def scenario():
+        asking = Config(dead_ping_period=50 * MILLISECOND)
+        async with lab(udp=("127.0.0.1", 0)) as cluster:
+            node = await cluster.node("orchestrator", swim=asking)
+            async with cluster.listening("stage-0-of-2") as stage:
+                await within(node.dial(endpoint_of(stage)))
+                ports = {"tcp": ("127.0.0.1", stage.tcp_port), "udp": ("127.0.0.1", stage.udp_port)}
+            await until(lambda: node._roster.peers[stage.node_id].left)
+            back = await cluster.node("stage-0-of-2", **ports)
+            await until(lambda: node.links() and back.links(), doing="a link to the new life")
 
     run(scenario())

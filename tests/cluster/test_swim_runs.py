@@ -145,6 +145,12 @@ def test_freezes_shorter_than_the_suspicion_cost_nobody_its_place(seed):
 
 
 @seeds
+def test_after_one_freeze_a_longer_one_of_somebody_else_buries_nobody(seed):
+    net = VirtualNet(nodes=4, seed=seed).freeze("node-2", from_s=12, to_s=18).freeze("node-1", from_s=20, to_s=31.9)
+    assert buried_alive(net.run(until_s=33)) == [] and net.agree_all_live()
+
+
+@seeds
 def test_who_leaves_is_gone_everywhere_at_once_and_never_suspected(seed):
     net = VirtualNet(nodes=4, seed=seed).run(until_s=10)
     net.do("node-3", lambda core, now: core.leave(now))
