@@ -139,7 +139,9 @@ class Roster:
             link.close(refusal)
             return
         restarted = peer.epoch not in (0, link.hello.epoch)
-        self._generations.setdefault(link.peer.role, link.peer.generation)
+        role, generation = link.peer.role, link.peer.generation
+        if generation > self._generations.setdefault(role, generation):
+            self.supersede(role, generation)  # only the successor on a replaced host's place has that certificate
         current = peer.link
         if not link.serves and current is not None and not restarted and link.admission < current.admission:
             return  # its READY was overtaken: the peer has replaced this link already, and is about to end it
@@ -152,6 +154,8 @@ class Roster:
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         peer = self.peers[link.peer_id]
+        if link.hello.epoch != peer.epoch:
+            return  # the last words of a life that another has followed: its numbers would be taken for the new one's
         if link.replaces is not None:
             self._let_go_of_old(link)
         try:
@@ -222,8 +226,8 @@ class Roster:
         newest = self._generations.get(role, 0)
         if peer.superseded or link.peer.generation < newest:
             return Bye(ByeReason.SUPERSEDED, f"{role} is generation {newest} now")
-        if peer.link is not None and link.hello.epoch < peer.epoch:
-            return Bye(ByeReason.SUPERSEDED, "a later process with this node's key is linked")
+        if link.hello.epoch in peer.past_lives or (peer.link is not None and link.hello.epoch < peer.epoch):
+            return Bye(ByeReason.SUPERSEDED, "a later process with this node's key has been linked")
         return None
 
 
