@@ -111,7 +111,7 @@ class Injector:
             if seat.is_leaving and seat.machine is machine:  # it was put to sleep in the middle of that
                 self.world.at(self.world.now + RESTART_AGAIN_S, restart)
                 self.last_end_s = max(self.last_end_s, self.world.now + RESTART_AGAIN_S)
-            elif seat.machine is machine and seat.node is None:
+            elif seat.machine is machine and seat.node is None and not seat.awaits_host:
                 seat.boot()
                 if told:
                     self.tell_of(seat)
@@ -225,8 +225,10 @@ def _replaced(on: Injector, rng: random.Random) -> float:
     on.world.note("on", f"{seat!r}")
     if not _end(on, seat, power=True):
         return 0.0
+    seat.awaits_host = True
 
     def arrive() -> None:
+        seat.awaits_host = False
         seat.machine = on.room.new_machine(seat.machine.nat, on.room.machines)
         seat.generation += 1
         seat.boot()
