@@ -108,7 +108,7 @@ class Roster:
             version=PROTOCOL_VERSION,
             node_id=self._node_id,
             epoch=self._context.epoch,
-            resume=peer.session.resume(peer.link.id if peer.link else 0),
+            resume=peer.session.resume(peer.link.id if peer.link and not peer.link.silent else 0),
             udp_port=self.udp_port,
             code_hash=self._code_hash,
             model=self._model,
@@ -117,7 +117,8 @@ class Roster:
 
     def admit(self, link: Link) -> Bye | None:
         """The lower id decides, so that both ends keep the same link (facts/network.md, 4.6): the better class, then
-        the one that the lower id dialled, then the older. A link that the peer has lost already is never kept."""
+        the one that the lower id dialled, then the older. A link that is silent here, or that the peer has lost or
+        finds silent, is never kept."""
         refusal = self._outdated(link) or self._why_not_this_one(link, self.peer(link.peer_id))
         if refusal is None:
             self._admissions += 1
@@ -128,8 +129,8 @@ class Roster:
         current = peer.link
         if current is None or link.hello.epoch != peer.epoch:
             return None
-        lost_by_peer = link.hello.resume.current_link != current.id
-        if lost_by_peer and self._now() - current.up_at >= YOUNG_LINK_S:
+        lost = current.silent or link.hello.resume.current_link != current.id  # here, or by the peer
+        if lost and self._now() - current.up_at >= YOUNG_LINK_S:
             return None
         return None if _rank(link) < _rank(current) else Bye(ByeReason.DUPLICATE, "another link is kept")
 
@@ -173,6 +174,9 @@ class Roster:
 
     def link_heard(self, link: Link) -> None:
         self.on_heard(self.peers[link.peer_id])
+
+    def link_silent(self, link: Link) -> None:
+        self._context.changed.notify()
 
     def link_writable(self, link: Link) -> None:
         peer = self.peers[link.peer_id]
