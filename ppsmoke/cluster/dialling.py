@@ -1,4 +1,5 @@
-"""Keeping links: race the ways to a peer, again after a pause with jitter, and look for a better path than it has."""
+"""Keeping links: race the ways to a peer, again after a pause with jitter; dial afresh beside a link that is silent,
+and look for a better path than it has."""
 
 from __future__ import annotations
 
