@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.cluster.handshake import HelloRefused, KeyRefused
+from ppsmoke.cluster.handshake import HelloRefused, KeyRefused, LinkKind
 from ppsmoke.cluster.link import DuplicateLink, Link
 from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.paths import Attempt, better_link, first_link
@@ -20,7 +20,8 @@ from ppsmoke.waiting import cancel_and_reap
 
 ACCEPTOR_PAUSE_S = 1.0  # whoever dialled the lost link is first to dial it again
 YOUNG_S = 2.0  # a link that ended before is no reason to dial again at once
-BESIDE_EVERY_S = (2.0, 3.0)  # while a link is silent, another one is dialled so often, at random; it ends before long
+BESIDE_EVERY_S = (2.0, 3.0)  # while a link is silent, another one is dialled so often, at random,
+BESIDE_AT_ONCE = 2  # while no more are under way: a frozen host's kernel accepts them all, and nobody there answers
 KEY_REFUSALS = 3  # a hang-up may be chance once or twice
 
 
@@ -190,15 +191,17 @@ class Dialler:
         next_at = self._now() + (0.0 if link.dialled else ACCEPTOR_PAUSE_S)
         try:
             while peer.link is link and not peer.superseded and (link.silent or races):
-                if link.silent and self._now() >= next_at:
+                is_free = link.silent and len(races) < BESIDE_AT_ONCE
+                if is_free and self._now() >= next_at:
                     next_at = self._now() + self._rng.uniform(*BESIDE_EVERY_S)
                     self._learn(peer)
-                    attempts = first_link(peer.candidates_in_order(), self._relays(peer))
+                    relays = self._relays(peer) if link.kind is not LinkKind.DIRECT and not races else []
+                    attempts = first_link(peer.candidates_in_order(), relays)
                     race = asyncio.ensure_future(self._race(peer, attempts))
                     race.set_name(f"beside the silent link to {peer.name}")
                     race.add_done_callback(lambda _: self._changed.notify())
                     races.add(race)
-                await self._changed.wait(max(0.0, next_at - self._now()) if link.silent else None)
+                await self._changed.wait(max(0.0, next_at - self._now()) if is_free else None)
                 for race in [race for race in races if race.done()]:
                     races.discard(race)
                     if (error := race.exception()) is not None and not isinstance(error, LinkError):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from ppsmoke.cluster import roster
-from ppsmoke.cluster.dialling import Dialler
+from ppsmoke.cluster.dialling import BESIDE_AT_ONCE, Dialler
 from ppsmoke.cluster.frames import FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, Resume
 from ppsmoke.cluster.identity import Identity
@@ -116,6 +116,18 @@ def test_while_nobody_answers_the_dials_beside_a_silent_link_are_few_and_end_wit
         assert pairs <= len(begun) <= 5 * pairs
         tasks = [task.get_name() for seat in room.seats for task in seat.machine.loop.tasks()]
         assert not [name for name in tasks if name.startswith("beside")]
+
+
+@pytest.mark.slow
+def test_a_frozen_host_whose_kernel_accepts_every_dial_gets_few():
+    """Its links are silent too, as in an outage, and connections to it come up; nobody there answers them."""
+    with room_of_dialable_nodes(0) as (world, room, _):
+        world.run(world.now + 30.0)  # all pairs have met
+        frozen = room.seats[1].machine
+        peers = len(frozen.sockets)  # a link to each
+        frozen.sleep(30.0, clock_stands=True)
+        world.run(world.now + 11.0)  # the links have been silent for that long and up to 5 s more, and are up
+        assert peers < len(frozen.sockets) <= peers + BESIDE_AT_ONCE * peers
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
