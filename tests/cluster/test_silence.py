@@ -88,7 +88,7 @@ def test_an_outage_of_eight_seconds_costs_nobody_a_peer_nor_a_message(number):
 
 def test_a_link_that_is_idle_and_slow_is_not_dialled_beside():
     """Its answer to a ping takes longer than the shortest wait for one."""
-    with room_of_dialable_nodes(1, delay_s=0.7) as (world, room, _):
+    with room_of_dialable_nodes(1, delay_s=1.1) as (world, room, _):
         world.run(world.now + 30.0)  # all pairs have met, and mapped ports have been checked
         before, ids = accepted(room), [link.id for _, link in links(room)]
         world.run(world.now + 60.0)
