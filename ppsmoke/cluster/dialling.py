@@ -1,4 +1,5 @@
-"""Keeping links: race the ways to a peer, again after a pause with jitter, and look for a better path than it has."""
+"""Keeping links: race the ways to a peer, again after a pause with jitter; dial afresh beside a link that is silent,
+and look for a better path than it has."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.cluster.handshake import HelloRefused, KeyRefused
-from ppsmoke.cluster.link import DuplicateLink, Link, LinkTiming
+from ppsmoke.cluster.handshake import HelloRefused, KeyRefused, LinkKind
+from ppsmoke.cluster.link import DuplicateLink, Link
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.paths import Attempt, better_link, first_link
 from ppsmoke.cluster.peer import Peer
 from ppsmoke.errors import LinkError
@@ -18,6 +20,8 @@ from ppsmoke.waiting import cancel_and_reap
 
 ACCEPTOR_PAUSE_S = 1.0  # whoever dialled the lost link is first to dial it again
 YOUNG_S = 2.0  # a link that ended before is no reason to dial again at once
+BESIDE_EVERY_S = (2.0, 3.0)  # while a link is silent, another one is dialled so often, at random,
+BESIDE_AT_ONCE = 2  # while no more are under way: a frozen host's kernel accepts them all, and nobody there answers
 KEY_REFUSALS = 3  # a hang-up may be chance once or twice
 
 
@@ -151,6 +155,9 @@ class Dialler:
         last = peer.link
         while (link := peer.link) is not None and not peer.superseded:
             last = link
+            if link.silent:
+                await self._beside(peer, link)
+                continue
             due_in_s = peer.upgrades.due_in_s(self._now())
             if due_in_s is None or due_in_s > 0:
                 await self._changed.wait(due_in_s)
@@ -168,7 +175,7 @@ class Dialler:
         race.set_name(f"better path to {peer.name}")
         race.add_done_callback(lambda _: self._changed.notify())
         try:
-            while not race.done() and peer.link is link:
+            while not race.done() and peer.link is link and not link.silent:
                 await self._changed.wait()
             if race.done() and (error := race.exception()) is not None:
                 if not isinstance(error, LinkError):
@@ -176,6 +183,31 @@ class Dialler:
                 peer.upgrades.note = peer.upgrades.note or error.cause
         finally:
             await cancel_and_reap(race)
+
+    async def _beside(self, peer: Peer, link: Link) -> None:
+        """Dial afresh beside a silent link, until it speaks again, ends or is replaced. In an outage TCP doubles its
+        pauses: when the network is back, a new connection gets through at once, the old one after as long again."""
+        races: set[asyncio.Future[None]] = set()
+        next_at = self._now() + (0.0 if link.dialled else ACCEPTOR_PAUSE_S)
+        try:
+            while peer.link is link and not peer.superseded and (link.silent or races):
+                is_free = link.silent and len(races) < BESIDE_AT_ONCE
+                if is_free and self._now() >= next_at:
+                    next_at = self._now() + self._rng.uniform(*BESIDE_EVERY_S)
+                    self._learn(peer)
+                    relays = self._relays(peer) if link.kind is not LinkKind.DIRECT and not races else []
+                    attempts = first_link(peer.candidates_in_order(), relays)
+                    race = asyncio.ensure_future(self._race(peer, attempts))
+                    race.set_name(f"beside the silent link to {peer.name}")
+                    race.add_done_callback(lambda _: self._changed.notify())
+                    races.add(race)
+                await self._changed.wait(max(0.0, next_at - self._now()) if is_free else None)
+                for race in [race for race in races if race.done()]:
+                    races.discard(race)
+                    if (error := race.exception()) is not None and not isinstance(error, LinkError):
+                        raise error
+        finally:
+            await cancel_and_reap(*races)
 
     async def _race(self, peer: Peer, attempts: Sequence[Attempt]) -> None:
         try:

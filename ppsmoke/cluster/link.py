@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.frames import Frame, FrameDecoder, FrameType, encode_frame
 from ppsmoke.cluster.handshake import Bye, ByeReason, Hello, HelloRefused, KeyRefused, LinkKind, Preamble
 from ppsmoke.cluster.identity import PeerIdentity
 from ppsmoke.cluster.link_owner import LinkOwner
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.warmth import Warmth
 from ppsmoke.errors import FrameError, LinkError
 
@@ -25,19 +25,6 @@ FILLER_EVERY_S = 0.1  # facts/network.md, 4.2: TCP's slow start after idle costs
 FILLER_BYTES = 48  # 64 with the frame's header
 TICK_S = 0.001
 WARM_S = 10.0  # after its last data a link is kept from idling this long: longer than any step of a running request
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkTiming:
-    """facts/network.md, sections 4.2 and 4.6."""
-
-    connect_s: float = 5.0
-    handshake_s: float = 10.0  # preamble, TLS, HELLO and READY together
-    ping_after_s: float = 5.0  # of silence
-    down_after_s: float = 15.0  # without a byte
-    bye_s: float = 2.0  # reading on after a BYE, so that no RST takes it from the peer
-    redial_s: float = 0.5  # pauses between dials: full jitter below a ceiling that doubles from here,
-    redial_most_s: float = 8.0  # up to here
 
 
 _FOR_OWNER = {FrameType.DATA, FrameType.ACK, FrameType.SWIM, FrameType.SIGNAL, FrameType.CARRY}
@@ -78,6 +65,7 @@ class Link(asyncio.Protocol):
         self._unread = False  # more answers wait than the peer may leave unread
         self.up_at = 0.0
         self.last_heard = 0.0
+        self.silent = False  # a ping is without an answer for so long that another link is looked for
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._owner = owner
@@ -125,6 +113,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
         self.last_heard = now = self._now()
+        self.silent = False
         if self.state == "closing":
             self._await_bye(data)
             return
@@ -366,9 +355,14 @@ class Link(asyncio.Protocol):
             return self._give_up(f"no byte from {self.peer_name} for {self._timing.down_after_s:g} s")
         if silence >= self._timing.ping_after_s:
             self.ping()
+        until_silent = self._timing.ping_after_s + max(self._timing.answer_s, 2 * (self.rtt_s or 0.0)) - silence
+        if until_silent <= 0 and not self.silent:
+            self.silent = True
+            self._owner.link_silent(self)
         until_ping = self._timing.ping_after_s - silence
         until_down = self._timing.down_after_s - silence
-        self._arm(until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down))
+        until_look = until_ping if until_ping > 0 else min(self._timing.ping_after_s, until_down)
+        self._arm(min(until_look, until_silent) if until_silent > 0 else until_look)
 
     def _on_proof_due(self, ping: int, within_s: float) -> None:
         if self.state == "up" and self._ponged < ping:

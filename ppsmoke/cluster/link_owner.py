@@ -26,6 +26,9 @@ class LinkOwner(Protocol):
 
     def link_heard(self, link: Link) -> None: ...
 
+    def link_silent(self, link: Link) -> None:
+        """It has become silent: a ping is without an answer. It may speak again, and then says nothing of that."""
+
     def link_writable(self, link: Link) -> None: ...
 
     def link_refused(self, link: Link, error: LinkError) -> None:

@@ -22,7 +22,7 @@ from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
 from ppsmoke.cluster.guarding import Guard
 from ppsmoke.cluster.handshake import Bye, ByeReason, decode_candidates
 from ppsmoke.cluster.identity import Identity
-from ppsmoke.cluster.link import LinkTiming
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.mailbox import Mailbox, Mailboxes
 from ppsmoke.cluster.membership import Membership

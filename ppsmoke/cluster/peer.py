@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ppsmoke.errors import FrameError, LinkError, LinkLost
 
 LINK_GRACE_S = 15.0  # without a link for this long, a peer is lost to a run
 ACK_DELAY_S = 0.1  # an ACK waits this long for data that it can travel with
+MAX_PAST_LIVES = 16  # that are remembered: what is still on its way from one is late by seconds, not by restarts
 GOODBYE_GRACE_S = 1.0  # what a peer that left has sent before is handled first
 
 
@@ -37,6 +39,7 @@ class Peer:
         self.role = ""  # proven by a certificate; "" until the first link
         self.generation = 0
         self.epoch = 0
+        self.past_lives: deque[int] = deque(maxlen=MAX_PAST_LIVES)  # epochs that another has followed
         self.endpoint: Endpoint | None = None  # where somebody told us to dial it
         self.candidates: tuple[Candidate, ...] = ()  # where it says it can be dialled
         self.gossiped: tuple[Candidate, ...] = ()  # and where others say so: may be a lie, costs a dial in vain
@@ -125,6 +128,7 @@ class Peer:
         self.path_reason = self._why_this_path(old)
         if self.epoch not in (0, link.hello.epoch):
             self.upgrades.restarted()
+            self.past_lives.append(self.epoch)
         self.upgrades.linked(link.kind, self._now())
         self.role, self.generation = link.peer.role, link.peer.generation
         self.left = self.last_error = self.refusal = None

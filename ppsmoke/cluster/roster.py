@@ -108,7 +108,7 @@ class Roster:
             version=PROTOCOL_VERSION,
             node_id=self._node_id,
             epoch=self._context.epoch,
-            resume=peer.session.resume(peer.link.id if peer.link else 0),
+            resume=peer.session.resume(peer.link.id if peer.link and not peer.link.silent else 0),
             udp_port=self.udp_port,
             code_hash=self._code_hash,
             model=self._model,
@@ -117,7 +117,8 @@ class Roster:
 
     def admit(self, link: Link) -> Bye | None:
         """The lower id decides, so that both ends keep the same link (facts/network.md, 4.6): the better class, then
-        the one that the lower id dialled, then the older. A link that the peer has lost already is never kept."""
+        the one that the lower id dialled, then the older. A link that is silent here, or that the peer has lost or
+        finds silent, is never kept."""
         refusal = self._outdated(link) or self._why_not_this_one(link, self.peer(link.peer_id))
         if refusal is None:
             self._admissions += 1
@@ -128,8 +129,8 @@ class Roster:
         current = peer.link
         if current is None or link.hello.epoch != peer.epoch:
             return None
-        lost_by_peer = link.hello.resume.current_link != current.id
-        if lost_by_peer and self._now() - current.up_at >= YOUNG_LINK_S:
+        lost = current.silent or link.hello.resume.current_link != current.id  # here, or by the peer
+        if lost and self._now() - current.up_at >= YOUNG_LINK_S:
             return None
         return None if _rank(link) < _rank(current) else Bye(ByeReason.DUPLICATE, "another link is kept")
 
@@ -139,7 +140,9 @@ class Roster:
             link.close(refusal)
             return
         restarted = peer.epoch not in (0, link.hello.epoch)
-        self._generations.setdefault(link.peer.role, link.peer.generation)
+        role, generation = link.peer.role, link.peer.generation
+        if generation > self._generations.setdefault(role, generation):
+            self.supersede(role, generation)  # only the successor on a replaced host's place has that certificate
         current = peer.link
         if not link.serves and current is not None and not restarted and link.admission < current.admission:
             return  # its READY was overtaken: the peer has replaced this link already, and is about to end it
@@ -152,6 +155,8 @@ class Roster:
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         peer = self.peers[link.peer_id]
+        if link.hello.epoch != peer.epoch:
+            return  # the last words of a life that another has followed: its numbers would be taken for the new one's
         if link.replaces is not None:
             self._let_go_of_old(link)
         try:
@@ -169,6 +174,9 @@ class Roster:
 
     def link_heard(self, link: Link) -> None:
         self.on_heard(self.peers[link.peer_id])
+
+    def link_silent(self, link: Link) -> None:
+        self._context.changed.notify()
 
     def link_writable(self, link: Link) -> None:
         peer = self.peers[link.peer_id]
@@ -222,8 +230,8 @@ class Roster:
         newest = self._generations.get(role, 0)
         if peer.superseded or link.peer.generation < newest:
             return Bye(ByeReason.SUPERSEDED, f"{role} is generation {newest} now")
-        if peer.link is not None and link.hello.epoch < peer.epoch:
-            return Bye(ByeReason.SUPERSEDED, "a later process with this node's key is linked")
+        if link.hello.epoch in peer.past_lives or (peer.link is not None and link.hello.epoch < peer.epoch):
+            return Bye(ByeReason.SUPERSEDED, "a later process with this node's key has been linked")
         return None
 
 

@@ -17,7 +17,8 @@ from ppsmoke.cluster.addresses import Candidate
 from ppsmoke.cluster.crowd import Crowd
 from ppsmoke.cluster.handshake import NONCE_BYTES, PREAMBLE_BYTES, LinkKind, Observed, Preamble, preamble_key
 from ppsmoke.cluster.identity import Identity
-from ppsmoke.cluster.link import Link, LinkOwner, LinkTiming
+from ppsmoke.cluster.link import Link, LinkOwner
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.raw_sockets import RawSocket, connect, receive_exactly, tune, within
 from ppsmoke.errors import DeadlineExceeded, FrameError, LinkError

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 
 import pytest
 
 from ppsmoke.cluster import mailbox as mailbox_module
 from ppsmoke.cluster.addresses import Address
 from ppsmoke.cluster.events import LinkDown, LinkUp
-from ppsmoke.cluster.frames import FrameType
+from ppsmoke.cluster.frames import FrameFlags, FrameType, encode_frame
 from ppsmoke.cluster.node import Node
 from ppsmoke.errors import DeadlineExceeded, LinkLost
 from ppsmoke.keys import derive
@@ -109,6 +110,67 @@ def test_a_peer_in_a_new_life_is_told_apart_from_the_old_one():
             data = await within(second.expect(FrameType.DATA))
             assert data.sequence == 1 and data.payload.endswith(b"boxfor the second")
             await second.close()
+
+    run(scenario())
+
+
+def test_the_last_words_of_an_earlier_life_are_not_taken_for_the_later_ones():
+    """A process was killed and started again while the network still held what the first had written. Both count their
+    chunks from 1."""
+
+    async def scenario():
+        async with lab() as cluster:
+            node = await cluster.node("orchestrator")
+            box = node.mailbox("box")
+            identity = cluster.authority.mint("stage-0-of-2")
+            earlier = await within(RawPeer.linked(node, identity, CLUSTER_KEY, epoch=5))
+            later = await within(RawPeer.linked(node, identity, CLUSTER_KEY, epoch=6))
+            peer = node._roster.peer(identity.node_id)
+            await until(lambda: peer.epoch == 6, doing="the later life's link")
+            await within(node.send(Address(identity.node_id, "box"), b"for the later life"))
+            earlier.write(whole_message(1, b"of the earlier life") + encode_frame(FrameType.ACK, sequence=1))
+            earlier.write(encode_frame(FrameType.PING, sequence=7))
+            while (await within(earlier.expect(FrameType.PONG))).sequence != 7:
+                pass
+            assert not peer.session.idle and len(box) == 0
+            later.write(whole_message(1, b"of the later life"))
+            assert (await within(box.receive())).payload == b"of the later life"
+            await earlier.close()
+            await later.close()
+
+    run(scenario())
+
+
+def whole_message(sequence: int, payload: bytes) -> bytes:
+    """To the mailbox "box", in one chunk."""
+    head = struct.pack("!IB", len(payload), len(b"box")) + b"box"
+    return encode_frame(
+        FrameType.DATA, flags=FrameFlags.FIRST | FrameFlags.LAST, sequence=sequence, payload=head + payload
+    )
+
+
+@pytest.mark.parametrize(
+    "later_epoch",
+    [pytest.param(6, id="clock goes on", marks=pytest.mark.slow), pytest.param(4, id="clock was set back")],
+)
+def test_a_link_of_an_earlier_life_that_comes_up_late_is_refused(later_epoch):
+    """Its READY was on the way while the process died, was started again, linked, and lost that link for a moment."""
+
+    async def scenario():
+        async with lab() as cluster:
+            node = await cluster.node("orchestrator")
+            identity = cluster.authority.mint("stage-0-of-2")
+            for epoch in (5, later_epoch):
+                raw = await within(RawPeer.linked(node, identity, CLUSTER_KEY, epoch=epoch))
+                await raw.close()
+                await until(lambda: not node.links(), doing="the end of its link")
+            late = await within(RawPeer.dial(node, identity, CLUSTER_KEY))
+            late.say_hello(identity.node_id, epoch=5)
+            late.write(encode_frame(FrameType.READY))
+            bye = await within(late.expect(FrameType.BYE))
+            assert b"a later process with this node's key" in bye.payload
+            assert node._roster.peer(identity.node_id).epoch == later_epoch
+            await late.close()
 
     run(scenario())
 

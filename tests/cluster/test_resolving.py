@@ -88,3 +88,21 @@ def test_a_replacement_supersedes_the_node_it_replaces():
                 await within(orchestrator.dial(endpoint_of(old)))
 
     run(scenario())
+
+
+def test_a_replacement_is_known_by_its_certificate_to_whom_nobody_has_told_of_it():
+    """The replaced host was only out of reach, and is back: stages know each other by role, so they must drop it."""
+
+    async def scenario():
+        async with lab(timing=IMPATIENT) as cluster:
+            stage_1, old = await cluster.node("stage-1-of-2"), await cluster.node("stage-0-of-2")
+            await within(old.dial(endpoint_of(stage_1)))
+            new = await cluster.node("stage-0-of-2", generation=1)
+            events = stage_1.subscribe()
+            await within(new.dial(endpoint_of(stage_1)))
+            down = await next_event(events, LinkDown)
+            assert down.peer == old.node_id and "stage-0-of-2 is generation 1 now" in down.reason
+            await until(lambda: old._roster.peer(stage_1.node_id).last_error, doing="the old one's next dial")
+            assert [link.peer for link in stage_1.links()] == [new.node_id]
+
+    run(scenario())

@@ -9,7 +9,7 @@ from typing import Any
 
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.identity import Identity, RunAuthority
-from ppsmoke.cluster.link import LinkTiming
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.node import Node
 from ppsmoke.keys import derive
 from ppsmoke.waiting import Deadline

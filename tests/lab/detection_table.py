@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ppsmoke.cluster.link import LinkTiming
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.peer import LINK_GRACE_S
 from ppsmoke.smoke import ASK_SILENCE_S
 from ppsmoke.stage_node import ORCHESTRATOR_GONE_S

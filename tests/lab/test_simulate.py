@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -16,8 +17,10 @@ from ppsmoke.cluster.paths import Upgrades
 from ppsmoke.cluster.relay import Splice
 from ppsmoke.cluster.session import Arrival, Session, _read_head
 from ppsmoke.cluster.swim import Core
-from tests.lab.sim.faults import FAULTS
+from tests.lab.sim.faults import FAULTS, Injector
+from tests.lab.sim.room import Room
 from tests.lab.sim.run import Outcome, run
+from tests.lab.sim.world import World
 from tests.lab.simulate import summary
 
 QUICK_SEED = 2
@@ -60,6 +63,28 @@ def test_a_seed_is_the_same_run_in_every_process_whatever_the_hashes_are():
     }
     assert traces == {str(run(QUICK_SEED).trace)}
     assert str(run(QUICK_SEED + 1).trace) not in traces
+
+
+@pytest.mark.slow
+def test_a_host_that_is_gone_for_good_while_its_node_was_leaving_does_not_start_again():
+    """Else two machines would speak for one seat, and nobody would have told the room of it."""
+    world = World(0)
+    room = Room(world, violation=lambda text: None)
+    faults = Injector(room)
+    for seat in room.seats:
+        seat.boot()
+    world.run(1.0)
+    index = random.Random(0).randrange(1, room.size)  # as the fault draws it
+    seat, host = room.seats[index], room.seats[index].machine
+    seat.stopping.set_result(None)
+    faults.restart_later(seat, 0.3, random.Random(0))
+    next(fault for fault in FAULTS if fault.kind == "replaced").begin(faults, random.Random(0))
+    world.run(10.0)
+    running = [machine for machine in room.network.machines if machine.running]
+    for machine in running:
+        machine.kill(power=True)
+    assert seat.generation == 1 and seat.machine is not host
+    assert seat.machine in running and host not in running and len(running) == room.size
 
 
 # --- wrong on purpose: each replaces one thing of the product

@@ -10,7 +10,8 @@ from ppsmoke.cluster.changes import Signal
 from ppsmoke.cluster.frames import Frame, FrameType
 from ppsmoke.cluster.handshake import LinkKind, Preamble, Resume
 from ppsmoke.cluster.identity import ALPN, RunAuthority
-from ppsmoke.cluster.link import Link, LinkTiming
+from ppsmoke.cluster.link import Link
+from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.mailbox import Mailboxes
 from ppsmoke.cluster.peer import PeerContext
 from ppsmoke.cluster.roster import Roster

@@ -13,10 +13,9 @@ from tests.lab.sim.room import Room, Seat
 FIRST_S, LAST_S = 6.0, 40.0  # faults begin in between
 ALL_OVER_S = 50.0  # and have ended by then
 SHORT_S = (0.3, 1.0, 3.0, 8.0)
-# After these nobody is lost. TCP doubles its pauses: what was written in an outage comes after up to twice its length,
-# and the last byte before it may be two seconds older. Where UDP does not pass either, that is all that is heard; with
-# 8 s it may be 18 s of silence, of which 15 are enough.
-MILD_S = (0.3, 1.0, 3.0, 6.0)
+# After these nobody is lost: TCP's pauses have doubled to as long as the outage by its end, but a fresh link is dialled
+# beside the one that is silent.
+MILD_S = SHORT_S
 STIRRED_S = (0.05, -0.02, -0.3)  # before a fault, those who talk do so: it finds messages on their way
 RESTART_AGAIN_S = 1.0  # whoever restarts a process that has left waits until it has ended, and looks so often
 LONG_S = (14.9, 15.1, 20.0)  # around the moments at which a link counts as silent, or a peer as lost
@@ -111,7 +110,7 @@ class Injector:
             if seat.is_leaving and seat.machine is machine:  # it was put to sleep in the middle of that
                 self.world.at(self.world.now + RESTART_AGAIN_S, restart)
                 self.last_end_s = max(self.last_end_s, self.world.now + RESTART_AGAIN_S)
-            elif seat.machine is machine and seat.node is None:
+            elif seat.machine is machine and seat.node is None and not seat.awaits_host:
                 seat.boot()
                 if told:
                     self.tell_of(seat)
@@ -225,8 +224,10 @@ def _replaced(on: Injector, rng: random.Random) -> float:
     on.world.note("on", f"{seat!r}")
     if not _end(on, seat, power=True):
         return 0.0
+    seat.awaits_host = True
 
     def arrive() -> None:
+        seat.awaits_host = False
         seat.machine = on.room.new_machine(seat.machine.nat, on.room.machines)
         seat.generation += 1
         seat.boot()

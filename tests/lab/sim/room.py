@@ -51,6 +51,7 @@ class Seat:
         self.role = "orchestrator" if index == 0 else f"stage-{index - 1}-of-{room.size - 1}"
         self.generation = 0
         self.machine = machine
+        self.awaits_host = False  # its machine is gone for good, and the one that takes its place has not come yet
         self.node: Node | None = None
         self.life: Life | None = None
         self.names_seen: dict[str, str] = {}  # what the names resolved to when the room was asked last
