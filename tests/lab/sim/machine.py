@@ -27,6 +27,7 @@ GHOST_S = 60.0  # a process that was killed is unwound in a time of its own, whe
 class SimMachine(Machine):
     def __init__(self, network: Network, index: int, *, nat: Nat, site: int) -> None:
         self.network = network
+        self.world = network.world
         self.name = f"m{index}"
         self.index = index
         self.nat = nat
@@ -63,10 +64,6 @@ class SimMachine(Machine):
         self._next_port = FIRST_FRESH_PORT
         self._generators = 0
         self._tokens = self.world.random("token", self.name, self.life)
-
-    @property
-    def world(self) -> World:
-        return self.network.world
 
     # --- ppsmoke.cluster.machine.Machine
 

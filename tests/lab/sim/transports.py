@@ -105,8 +105,7 @@ class StreamTransport(asyncio.Transport):
         if self._over or not data:
             return
         self._sock.write(bytes(data))
-        buffered = self.get_write_buffer_size()
-        if buffered > self._high:
+        if self._sock.unsent and (buffered := self.get_write_buffer_size()) > self._high:
             self.most_buffered = max(self.most_buffered, buffered)
             if not self._paused:
                 self._paused = True
