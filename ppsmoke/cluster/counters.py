@@ -76,12 +76,13 @@ class Watch:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
 
     def tell(self, counts: Counter[str]) -> None:
         """One line if anything was refused: a warning for what is serious and for a flood, else for who looks."""
-        risen = {name: counts[name] - self._told[name] for name in REFUSALS if counts[name] > self._told[name]}
-        self._told = Counter({name: counts[name] for name in REFUSALS})
+        refused = {name: count for name, count in counts.items() if name in REFUSALS}
+        risen = {name: count - told for name, count in refused.items() if count > (told := self._told.get(name, 0))}
+        self._told = refused
         if not risen:
             return
         copies = risen.get(COPIES, 0)

@@ -67,7 +67,7 @@ class Core:
         self._leaving = False
         gossip = GossipQueue()
         self.table = MemberTable(node_id, epoch, self._effects, gossip, self._accused, self._revived, self.counts)
-        self._spreader = Spreader(self._effects, self.table, self.names, gossip, myself=self._myself, path=self.path)
+        self._spreader = Spreader(self._effects, self.table, self.names, gossip, self._myself(), path=self.path)
         self._prober = Prober(
             self._effects, self.table, send=self._spreader.send, path=self.path, digest=self._spreader.digest
         )
@@ -149,7 +149,7 @@ class Core:
         self._leaving = True
         self._effects.cancel_all()
         self._spreader.stop()
-        self._spreader.tell(("member", self.node_id, ""), encode_update(self._myself()))
+        self._spreader.tell_of_us(self._myself())
         for peer in self.table.live():
             self._spreader.send(peer, Gossip())
         return self._done()
@@ -283,7 +283,7 @@ class Core:
             self._raise_epoch(self.epoch)
             return
         self.incarnation = incarnation
-        self._spreader.tell(("member", self.node_id, ""), encode_update(self._myself()))
+        self._spreader.tell_of_us(self._myself())
 
     def _raise_epoch(self, above: int) -> None:
         """Go on in a life after `above`: its names are written anew."""

@@ -26,6 +26,7 @@ class Effects:
     def __init__(self, config: Config, rng: Random) -> None:
         self.config = config
         self.rng = rng
+        self.now = 0  # own time
         self._world = 0  # the driver's time of the current input
         self._frozen = 0  # how far own time is behind it
         self._woke_at: int | None = None  # own time
@@ -33,14 +34,10 @@ class Effects:
         self._last_token = 0
         self._commands: list[Command] = []
 
-    @property
-    def now(self) -> int:
-        """Own time."""
-        return self._world - self._frozen
-
     def begin(self, world: int) -> None:
         """The driver's clock, which must not go back; if it does, it stands."""
-        self._world = max(self._world, world)
+        if world > self._world:
+            self._world, self.now = world, world - self._frozen
 
     def take(self) -> list[Command]:
         commands, self._commands = self._commands, []
@@ -55,7 +52,7 @@ class Effects:
     def arm(self, delay: int, callback: Callable[..., None], *args: Any) -> int:
         """A timer that fires once; the token cancels it."""
         self._last_token += 1
-        token, due = self._last_token, self.now + max(0, delay)
+        token, due = self._last_token, self.now + delay if delay > 0 else self.now
         self._timers[token] = _Armed(due, callback, args)
         self._commands.append(Timer(due + self._frozen, token))
         return token
@@ -79,6 +76,7 @@ class Effects:
         if self.now - armed.due > self.config.lag_limit:
             frozen = max(self._world - last_world, self.now - armed.due)
             self._frozen += frozen
+            self.now -= frozen
             self._woke_at = self.now
             self.emit(Woke(frozen))
         if armed.due > self.now:
