@@ -161,13 +161,19 @@ class SimMachine(Machine):
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:
         """Unwind the tasks of a process that is gone, so that Python need not. Nothing of it reaches anybody."""
-        elsewhere = World(self.world.seed)
-        elsewhere.now = self.world.now
+        here, elsewhere = self.world, World(self.world.seed)
+        elsewhere.now = here.now
         loop.move_to(elsewhere)
         for task in loop.tasks():
             task.cancel()
         elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
-        elsewhere.run(elsewhere.now + GHOST_S)
+        self.world = (
+            elsewhere  # its clocks go on as well: what waits for them would else look a thousand times a second
+        )
+        try:
+            elsewhere.run(elsewhere.now + GHOST_S)
+        finally:
+            self.world = here
         self.left_behind += [f"a killed process on {self.name} goes on: {task!r}" for task in loop.tasks()]
 
     def sleep(self, seconds: float, *, clock_stands: bool) -> None:
