@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
+import weakref
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -27,7 +28,7 @@ class SimFuture(asyncio.Future):
 
     def __init__(self, *, loop: MachineLoop) -> None:
         super().__init__(loop=loop)
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
 
     def __hash__(self) -> int:
         return self.serial
@@ -35,7 +36,7 @@ class SimFuture(asyncio.Future):
 
 class SimTask(asyncio.Task):
     def __init__(self, coroutine: Coroutine[Any, Any, Any], *, loop: MachineLoop, name: str | None = None) -> None:
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
         super().__init__(coroutine, loop=loop, name=name or f"task {self.serial}")
 
     def __hash__(self) -> int:
@@ -71,11 +72,8 @@ class MachineLoop(asyncio.AbstractEventLoop):
         self._held: list[Handle] = []  # due while asleep
         self._floor = 0.0  # a timer that has fired is never early, whatever floating point makes of it
         self._listed = False
-        self._serial = 0
-
-    def next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
+        self.serial = 0  # of the latest future or task
+        self._tasks: list[weakref.ref[SimTask]] = []
 
     def move_to(self, world: World) -> None:
         """From now on its time is that world's."""
@@ -146,7 +144,9 @@ class MachineLoop(asyncio.AbstractEventLoop):
             if when > self._floor:
                 self._floor = when
             self._ready.append(handle)
-            self._list()
+            if not self._listed:
+                self._listed = True
+                self._world.awake.append(self)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         handle = Handle(callback, args, context or self._context)
@@ -157,16 +157,16 @@ class MachineLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
-        return self._call_at(self.time() + delay, Handle(callback, args, context or self._context))
+        return self._schedule(Handle(callback, args, context or self._context, self.time() + delay))
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
-        return self._call_at(when, Handle(callback, args, context or self._context))
+        return self._schedule(Handle(callback, args, context or self._context, when))
 
-    def _call_at(self, when: float, handle: Handle) -> Handle:
-        handle.when = when
+    def _schedule(self, handle: Handle) -> Handle:
         world = self._world
         # Calling anything takes time: else a wait of a rounding error would go on for ever.
-        world.at(max(when + self.slept_s, world.now + TICK_S), self._fire, handle)
+        when, soonest = handle.when + self.slept_s, world.now + TICK_S
+        world.at(when if when > soonest else soonest, self._fire, handle)
         return handle
 
     # --- futures and errors
@@ -175,10 +175,15 @@ class MachineLoop(asyncio.AbstractEventLoop):
         return SimFuture(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None) -> SimTask:
-        return SimTask(coro, loop=self, name=name)
+        task = SimTask(coro, loop=self, name=name)
+        self._tasks.append(weakref.ref(task))
+        return task
 
     def tasks(self) -> list[SimTask]:
-        return sorted(asyncio.all_tasks(self), key=lambda task: task.serial)
+        """Those that have not ended, in the order of their making. asyncio would look through those of all loops."""
+        known = [task for reference in self._tasks if (task := reference()) is not None and not task.done()]
+        self._tasks = [weakref.ref(task) for task in known]
+        return known
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

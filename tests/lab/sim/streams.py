@@ -53,12 +53,12 @@ class Pipe:
         if self._stalled or self._edge.cuts:
             self._stalled.append(item)
             self._wait_from_now()
-        elif now == self._left_at and item.__class__ is bytes and self._together[-1].__class__ is bytes:
+        elif now == self._left_at and item.__class__ is bytes:
             self._together.append(item)  # written at one moment, they are read at one moment
         else:
             arrives_at = max(self._arrives_at, now + self._edge.segment_s())
             self._arrives_at = arrives_at + size / BANDWIDTH_BYTES_PER_S
-            self._left_at, self._together = now, [item]
+            self._left_at, self._together = now if item.__class__ is bytes else -1.0, [item]
             self._world.at(self._arrives_at, self._arrive, self._together)
 
     def _arrive(self, items: list[bytes | str]) -> None:
@@ -275,11 +275,8 @@ class StreamSocket:
         self._inbox.append(data)
         self.unread += len(data)
         self._wake(self._readers)
-        self.peer._room()
-
-    def _room(self) -> None:
-        if self._outbox:
-            self._pump()
+        if self.peer._outbox:
+            self.peer._pump()
 
     def end_of_stream(self) -> None:
         self._ended = True
@@ -293,7 +290,8 @@ class StreamSocket:
                 self._inbox.appendleft(data[count:])
                 data = data[:count]
             self.unread -= len(data)
-            self.peer._room()
+            if self.peer._outbox:
+                self.peer._pump()
             return data
         if self.error is not None:
             raise self.error
