@@ -119,7 +119,13 @@ class FrameDecoder:
             end = start + length
             if end > size:
                 break
-            frames.append(Frame(limit.type, flags, sequence, bytes(source[start:end])))
+            frame = Frame(limit.type, flags, sequence, bytes(source[start:end]))
+            frames.append(frame)
+            if frame.type is FrameType.FILLER:
+                same = source[at:end]
+                while source[end : end + len(same)] == same:  # fillers come in bursts
+                    frames.append(frame)
+                    end += len(same)
             at = end
         return frames, at
 
