@@ -207,7 +207,9 @@ class Core:
                 self._hear_name(update)
             else:
                 self.table.apply(update, synced=synced)
-        self._mark_life(sender, epoch, packet, via)
+        if packet.updates:
+            member = self.table.get(sender)  # it may be known only now
+        self._mark_life(sender, member, epoch, packet, via)
         match packet.body:
             case Ping(seq, round, digest):
                 self._prober.saw_round(round)
@@ -229,22 +231,20 @@ class Core:
             case Stale(seen, known):
                 if seen == self.epoch and known > seen:
                     self._raise_epoch(known)
-        self._answer_stranger(sender, epoch, packet)
+        self._answer_stranger(sender, member, epoch, packet)
         self._hearing = ""
 
-    def _mark_life(self, sender: str, epoch: int, packet: Packet, via: Via) -> None:
+    def _mark_life(self, sender: str, member: Member | None, epoch: int, packet: Packet, via: Via) -> None:
         path = self.path(sender)
         path.hears_us = packet.hears_udp
         if via == "udp":
             path.udp_heard = self._effects.now
-        member = self.table.get(sender)
         if member is not None and member.epoch == epoch:
-            self.table.heard(sender)
+            member.heard = self._effects.now
 
-    def _answer_stranger(self, sender: str, epoch: int, packet: Packet) -> None:
+    def _answer_stranger(self, sender: str, member: Member | None, epoch: int, packet: Packet) -> None:
         """Someone we do not know, or know from a former life, is asked; who does not know that it is accused is told
         (in our ack, if it pinged)."""
-        member = self.table.get(sender)
         if member is None or member.epoch < epoch:
             if not (isinstance(packet.body, Sync) and packet.body.wants_reply) and self._may_answer(sender):
                 self._spreader.sync_with(sender)
