@@ -122,10 +122,10 @@ class FrameDecoder:
             frame = Frame(limit.type, flags, sequence, bytes(source[start:end]))
             frames.append(frame)
             if frame.type is FrameType.FILLER:
-                same = source[at:end]
-                while source[end : end + len(same)] == same:  # fillers come in bursts
+                same, step = source[at:end], end - at
+                while source[end : end + step] == same:  # fillers come in bursts
                     frames.append(frame)
-                    end += len(same)
+                    end += step
             at = end
         return frames, at
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.names import NameEntry
@@ -36,8 +37,7 @@ class MemberView:
     quiet_s: float | None
 
 
-@dataclass(frozen=True)
-class _Observed:
+class _Observed(NamedTuple):
     """A peer's newest datagram: its epoch and counter, where it came from, and to which port of ours."""
 
     order: tuple[int, int]

@@ -106,7 +106,8 @@ class MachineLoop(asyncio.AbstractEventLoop):
                 try:
                     handle.context.run(callback, *handle.args)
                 except Exception as error:  # as asyncio does: the loop goes on, the run is told
-                    self.call_exception_handler({"message": f"in {callback!r}", "exception": error})
+                    what = getattr(callback, "__qualname__", type(callback).__name__)  # no address: the trace replays
+                    self.call_exception_handler({"message": f"in {what}", "exception": error})
         if ready:
             self._world.awake.append(self)
         else:
@@ -157,7 +158,9 @@ class MachineLoop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
-        return self._schedule(Handle(callback, args, context or self._context, self.time() + delay))
+        own = self._world.now - self.slept_s
+        when = (own if own > self._floor else self._floor) + delay
+        return self._schedule(Handle(callback, args, context or self._context, when))
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         return self._schedule(Handle(callback, args, context or self._context, when))
