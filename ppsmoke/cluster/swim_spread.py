@@ -31,6 +31,7 @@ class Spreader:
         *,
         path: Callable[[str], Path],
     ) -> None:
+        """myself: what is told of this node; tell_of_us brings it up to date."""
         self._effects = effects
         self._config = effects.config
         self._table = table

@@ -145,9 +145,7 @@ class MachineLoop(asyncio.AbstractEventLoop):
             if when > self._floor:
                 self._floor = when
             self._ready.append(handle)
-            if not self._listed:
-                self._listed = True
-                self._world.awake.append(self)
+            self._list()
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         handle = Handle(callback, args, context or self._context)

@@ -167,9 +167,7 @@ class SimMachine(Machine):
         for task in loop.tasks():
             task.cancel()
         elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
-        self.world = (
-            elsewhere  # its clocks go on as well: what waits for them would else look a thousand times a second
-        )
+        self.world = elsewhere  # so that all its clocks go on: what waits for them would else never stop looking
         try:
             elsewhere.run(elsewhere.now + GHOST_S)
         finally:

@@ -25,9 +25,7 @@ class Stuck(Exception):
 
 
 class World:
-    turning: ClassVar[MachineLoop | None] = (
-        None  # which loop asyncio takes for the running one: it knows one, whose ever
-    )
+    turning: ClassVar[MachineLoop | None] = None  # asyncio knows one running loop: so do all worlds together
 
     def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         """tell: for a person who replays one seed, every line of the trace."""
