@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Sequence
 
@@ -19,11 +20,12 @@ def meta_of(candidates: Sequence[Candidate]) -> bytes:
     return encoded
 
 
-def udp_candidates(meta: bytes) -> list[tuple[str, int]]:
+@functools.lru_cache(maxsize=256)  # asked for each packet to a member that was not heard from by UDP lately
+def udp_candidates(meta: bytes) -> tuple[tuple[str, int], ...]:
     try:
-        return [(one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port]
+        return tuple((one.host, one.udp_port) for one in decode_candidates(meta) if one.udp_port)
     except FrameError:
-        return []  # a member that lies about itself is reached over its link, or not at all
+        return ()  # a member that lies about itself is reached over its link, or not at all
 
 
 def outward_host(host: str) -> str:

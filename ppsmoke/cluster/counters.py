@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 
 REPORT_EVERY_S = 10.0
 ALARM_AT = 100  # everyday refusals between two reports: beyond it, it is a flood
@@ -66,9 +67,15 @@ SERIOUS: dict[str, str] = {
 REFUSALS = EVERYDAY | SERIOUS
 
 
-def named(where: str, counts: Counter[str]) -> Counter[str]:
-    """The counts under their full names."""
-    return Counter({f"{where}.{what}": count for what, count in counts.items()})
+def summed(parts: Iterable[tuple[str, Counter[str]]]) -> Counter[str]:
+    """What each part, a where and its counts, has counted, under full names."""
+    total: Counter[str] = Counter()
+    for where, counts in parts:
+        for what, count in counts.items():
+            if count:
+                name = f"{where}.{what}"
+                total[name] = total.get(name, 0) + count
+    return total
 
 
 class Watch:
@@ -76,12 +83,13 @@ class Watch:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
 
     def tell(self, counts: Counter[str]) -> None:
         """One line if anything was refused: a warning for what is serious and for a flood, else for who looks."""
-        risen = {name: counts[name] - self._told[name] for name in REFUSALS if counts[name] > self._told[name]}
-        self._told = Counter({name: counts[name] for name in REFUSALS})
+        refused = {name: count for name, count in counts.items() if name in REFUSALS}
+        risen = {name: count - told for name, count in refused.items() if count > (told := self._told.get(name, 0))}
+        self._told = refused
         if not risen:
             return
         copies = risen.get(COPIES, 0)

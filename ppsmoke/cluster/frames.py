@@ -46,21 +46,31 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-# What each type may carry: (most payload bytes, flags it may have). A type that is not here is refused.
-_LIMITS: dict[int, tuple[int, int]] = {
-    FrameType.HELLO: (4096, 0),
-    FrameType.READY: (0, 0),
-    FrameType.PING: (0, 0),
-    FrameType.PONG: (0, 0),
-    FrameType.DATA: (MAX_PAYLOAD_BYTES, FrameFlags.FIRST | FrameFlags.LAST),
-    FrameType.ACK: (0, 0),
-    FrameType.SWIM: (1400, 0),
-    FrameType.BYE: (1024, 0),
-    FrameType.FILLER: (64, 0),
-    FrameType.SIGNAL: (1400, 0),
-    FrameType.CARRY: (1416, 0),
+class _Limit(NamedTuple):
+    """What frames of a type may carry."""
+
+    type: FrameType
+    most: int  # bytes of payload
+    flags: int = FrameFlags.NONE
+
+
+# A type that is not here is refused.
+_LIMITS: dict[int, _Limit] = {
+    limit.type: limit
+    for limit in (
+        _Limit(FrameType.HELLO, 4096),
+        _Limit(FrameType.READY, 0),
+        _Limit(FrameType.PING, 0),
+        _Limit(FrameType.PONG, 0),
+        _Limit(FrameType.DATA, MAX_PAYLOAD_BYTES, FrameFlags.FIRST | FrameFlags.LAST),
+        _Limit(FrameType.ACK, 0),
+        _Limit(FrameType.SWIM, 1400),
+        _Limit(FrameType.BYE, 1024),
+        _Limit(FrameType.FILLER, 64),
+        _Limit(FrameType.SIGNAL, 1400),
+        _Limit(FrameType.CARRY, 1416),
+    )
 }
-_TYPES = {int(kind): kind for kind in FrameType}
 _CHANNEL = 0  # the only one so far; the field is there for links that will carry more than one stream
 
 
@@ -88,42 +98,49 @@ class FrameDecoder:
         the frames before it in the same data are lost with it, as is the link."""
         if self._broken:
             raise FrameError(self._broken)
-        # Most of the time a read starts and ends with a frame: then nothing is copied into the buffer.
-        if self._buffer:
-            self._buffer += data
-            source: bytes | bytearray = self._buffer
-        else:
-            source = data
-        frames, at = [], 0
-        with memoryview(source) as view:
-            while len(view) - at >= HEADER_BYTES:
-                length, kind, flags, channel, sequence = HEADER.unpack_from(view, at)
-                frame_type = self._check(length, kind, flags, channel)
-                end = at + HEADER_BYTES + length
-                if end > len(view):
-                    break
-                frames.append(Frame(frame_type, flags, sequence, bytes(view[at + HEADER_BYTES : end])))
-                at = end
-        if source is data:
-            self._buffer += data[at:]
-        else:
-            del self._buffer[:at]
+        if not self._buffer:  # most reads start with a frame, and end with one: then nothing is copied into the buffer
+            frames, end = self._cut(data)
+            self._buffer += data[end:]
+            return frames
+        self._buffer += data
+        with memoryview(self._buffer) as view:
+            frames, end = self._cut(view)
+        del self._buffer[:end]
         return frames
 
-    def _check(self, length: int, kind: int, flags: int, channel: int) -> FrameType:
-        limit = _LIMITS.get(kind)
-        if limit is None:
-            self._fail(f"a frame of unknown type {kind}")
-        most, allowed = limit
-        if length > most:
-            self._fail(f"a {_TYPES[kind].name} frame that claims {length:,} bytes, {most:,} at most")
-        if flags & ~allowed:
-            self._fail(f"a {_TYPES[kind].name} frame with unknown flags {flags:#x}")
-        if channel != _CHANNEL:
-            self._fail(f"a {_TYPES[kind].name} frame on unknown channel {channel}")
-        return _TYPES[kind]
+    def _cut(self, source: bytes | memoryview) -> tuple[list[Frame], int]:
+        """The whole frames at its front, and where the last of them ends."""
+        frames, at, size = [], 0, len(source)
+        while (start := at + HEADER_BYTES) <= size:
+            length, kind, flags, channel, sequence = HEADER.unpack_from(source, at)
+            limit = _LIMITS.get(kind)
+            if limit is None or length > limit.most or flags & ~limit.flags or channel != _CHANNEL:
+                self._fail(_why_not(limit, length, kind, flags, channel))
+            end = start + length
+            if end > size:
+                break
+            frame = Frame(limit.type, flags, sequence, bytes(source[start:end]))
+            frames.append(frame)
+            if frame.type is FrameType.FILLER:
+                same, step = source[at:end], end - at
+                while source[end : end + step] == same:  # fillers come in bursts
+                    frames.append(frame)
+                    end += step
+            at = end
+        return frames, at
 
     def _fail(self, cause: str) -> NoReturn:
         self._broken = cause
         self._buffer = bytearray()
         raise FrameError(cause)
+
+
+def _why_not(limit: _Limit | None, length: int, kind: int, flags: int, channel: int) -> str:
+    """What is wrong with a header that is none of ours."""
+    if limit is None:
+        return f"a frame of unknown type {kind}"
+    if length > limit.most:
+        return f"a {limit.type.name} frame that claims {length:,} bytes, {limit.most:,} at most"
+    if flags & ~limit.flags:
+        return f"a {limit.type.name} frame with unknown flags {flags:#x}"
+    return f"a {limit.type.name} frame on unknown channel {channel}"

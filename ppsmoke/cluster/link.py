@@ -119,6 +119,8 @@ class Link(asyncio.Protocol):
             return
         try:
             for frame in self._decoder.feed(data):
+                if frame.type is FrameType.FILLER and self.state == "up":
+                    continue  # most frames of a link that is kept warm
                 self._on_frame(frame)
                 if self.state in ("closing", "closed"):
                     return
@@ -232,7 +234,7 @@ class Link(asyncio.Protocol):
             self.write(encode_frame(FrameType.PONG, sequence=frame.sequence))
         elif kind is FrameType.PONG:
             self._on_pong(frame.sequence)
-        elif kind is not FrameType.FILLER:
+        else:
             raise FrameError(f"a {kind.name} frame on a link that is up")
 
     def _on_hello(self, hello: Hello) -> None:

@@ -4,12 +4,14 @@ for each packet, and alone reads a clock. What it all means is decided by the co
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from ppsmoke.cluster.machine import Machine
 from ppsmoke.cluster.names import NameEntry
@@ -35,8 +37,7 @@ class MemberView:
     quiet_s: float | None
 
 
-@dataclass(frozen=True)
-class _Observed:
+class _Observed(NamedTuple):
     """A peer's newest datagram: its epoch and counter, where it came from, and to which port of ours."""
 
     order: tuple[int, int]
@@ -70,6 +71,7 @@ class Membership:
         epoch = machine.epoch_ms() if epoch is None else epoch
         config = config or Config(udp=udp is not None)
         self.node_id = node_id
+        self._loop = asyncio.get_running_loop()
         self._clock = machine.boot_us
         self._link_send = link_send
         self._on_event = on_event
@@ -99,8 +101,7 @@ class Membership:
     async def leave(self, *, linger_s: float = LINGER_S) -> None:
         """Tell everybody that we go, and answer for a while so that nobody takes it for a crash."""
         if not self._closed:
-            self._enter()
-            self._do(self._core.leave(self._clock()))
+            self._do(self._core.leave(self._enter()))
             await asyncio.sleep(linger_s)
 
     async def close(self) -> None:
@@ -125,12 +126,10 @@ class Membership:
         """A link stands; epoch and meta are what the peer's HELLO said, udp where it hears datagrams."""
         if udp is not None and _usable(udp):
             self._told[peer] = udp
-        self._enter()
-        self._do(self._core.on_link(self._clock(), peer, up=True, epoch=epoch, meta=meta))
+        self._do(self._core.on_link(self._enter(), peer, up=True, epoch=epoch, meta=meta))
 
     def link_down(self, peer: str) -> None:
-        self._enter()
-        self._do(self._core.on_link(self._clock(), peer, up=False))
+        self._do(self._core.on_link(self._enter(), peer, up=False))
 
     def on_link_datagram(self, peer: str, data: bytes) -> None:
         """What the peer's link_send put on the link."""
@@ -138,39 +137,33 @@ class Membership:
             self._counts["too-short"] += 1
             return
         (epoch,) = _EPOCH.unpack_from(data)
-        self._enter()
-        self._do(self._core.on_datagram(self._clock(), peer, epoch, data[_EPOCH.size :], via="link"))
+        self._do(self._core.on_datagram(self._enter(), peer, epoch, data[_EPOCH.size :], via="link"))
 
     def note_life(self, peer: str) -> None:
         """A frame of the peer came over its link: cheap, call it for each."""
-        self._enter()
-        self._do(self._core.note_life(self._clock(), peer))
+        self._do(self._core.note_life(self._enter(), peer))
 
     # Names and members
 
     def join(self, seeds: Iterable[tuple[str, UdpAddress]]) -> None:
         """Ask these nodes, at these addresses, for all they know."""
-        self._enter()
         seeds = list(seeds)
         self._told.update({node_id: address for node_id, address in seeds if _usable(address)})
-        self._do(self._core.join(self._clock(), [node_id for node_id, _ in seeds]))
+        self._do(self._core.join(self._enter(), [node_id for node_id, _ in seeds]))
 
     def register(self, name: str, value: bytes, *, generation: int = 0) -> None:
         """Tell the cluster that this node owns the name. Raises ValueError if name or value is too long."""
-        self._enter()
-        self._do(self._core.register(self._clock(), name, value, generation=generation))
+        self._do(self._core.register(self._enter(), name, value, generation=generation))
 
     def unregister(self, name: str) -> None:
-        self._enter()
-        self._do(self._core.register(self._clock(), name, b"", deleted=True))
+        self._do(self._core.register(self._enter(), name, b"", deleted=True))
 
     def lookup(self, name: str) -> list[NameEntry]:
         """Entries of owners that are alive or suspected, the best first; the caller checks the owner's role."""
         return self._core.lookup(name)
 
     def set_meta(self, meta: bytes) -> None:
-        self._enter()
-        self._do(self._core.set_meta(self._clock(), meta))
+        self._do(self._core.set_meta(self._enter(), meta))
 
     def meta_of(self, node_id: str) -> bytes | None:
         """What the member says of itself; None if we do not know it."""
@@ -211,12 +204,13 @@ class Membership:
 
     # The driver
 
-    def _enter(self) -> None:
-        """Timers before anything else: the core learns first if we were late."""
+    def _enter(self) -> int:
+        """Timers before anything else: the core learns first if we were late. The time."""
         now = self._clock()
         while self._timers and self._timers[0][0] <= now and not self._closed:
             _, token = heapq.heappop(self._timers)
             self._do(self._core.on_timer(now, token))
+        return now
 
     def _do(self, commands: list[Command]) -> None:
         events = []
@@ -248,7 +242,7 @@ class Membership:
             self._handle.cancel()
         self._handle_at = at
         delay_s = max(0, at - self._clock()) / 1e6
-        self._handle = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._handle = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._handle = None
@@ -300,10 +294,10 @@ class Membership:
         known = self._observed.get(opened.sender)
         if known is None or order > known.order:
             self._observed[opened.sender] = _Observed(order, source, port)
-        self._enter()
-        self._do(self._core.on_datagram(self._clock(), opened.sender, opened.epoch, opened.payload, via="udp"))
+        self._do(self._core.on_datagram(self._enter(), opened.sender, opened.epoch, opened.payload, via="udp"))
 
 
+@functools.lru_cache(maxsize=256)
 def _usable(address: UdpAddress) -> bool:
     """An address one can send to: a literal, not 0.0.0.0 (a peer that bound it would have us talk to ourselves)."""
     host, port = address

@@ -16,7 +16,7 @@ from ppsmoke.cluster import swim_state
 from ppsmoke.cluster.addresses import Address, Candidate, Delivery, Endpoint
 from ppsmoke.cluster.advertising import meta_of, outward_host, udp_candidates
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.cluster.counters import REPORT_EVERY_S, Watch, named
+from ppsmoke.cluster.counters import REPORT_EVERY_S, Watch, summed
 from ppsmoke.cluster.events import Event, LinkInfo, Member, MemberChanged, PortCheck
 from ppsmoke.cluster.gathering import REACH_WITHIN_S, Gathering
 from ppsmoke.cluster.guarding import Guard
@@ -153,13 +153,17 @@ class Node:
 
     def counters(self) -> Counter[str]:
         """All that has been let in, passed on and refused here, by the names of counters.py."""
-        return (
-            named("door", self._listener.counts)
-            + named("handshake", self._maker.counts)
-            + named("link", self._roster.counts + self._mailboxes.counts + self._resolver.counts)
-            + self._reaching.counters()
-            + named("datagram", self._membership.datagram_counts)
-            + named("gossip", self._membership.gossip_counts)
+        return summed(
+            (
+                ("door", self._listener.counts),
+                ("handshake", self._maker.counts),
+                ("link", self._roster.counts),
+                ("link", self._mailboxes.counts),
+                ("link", self._resolver.counts),
+                *self._reaching.counters(),
+                ("datagram", self._membership.datagram_counts),
+                ("gossip", self._membership.gossip_counts),
+            )
         )
 
     @property

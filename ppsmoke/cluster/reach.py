@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from ppsmoke.cluster.changes import Signal as Changed
-from ppsmoke.cluster.counters import named
 from ppsmoke.cluster.dialling import Dialler
 from ppsmoke.cluster.handshake import LinkKind, Preamble
 from ppsmoke.cluster.legs import Legs
@@ -54,12 +53,16 @@ class Reach:
         maker.doors[LinkKind.PROBE] = self.rendezvous.on_probe
         roster.on_signal = self._on_signal
 
-    def counters(self) -> Counter[str]:
-        """By the names of counters.py."""
-        relay = self.relay.counts + Counter({"bad-token": self._legs.counts["bad-token"]})
-        tokens = Counter({"link.too-many-tokens": self._legs.counts["too-many-tokens"]})
-        doors = named("door", self.rendezvous.door_counts)
-        return named("relay", relay) + named("hole", self.rendezvous.counts) + tokens + doors
+    def counters(self) -> list[tuple[str, Counter[str]]]:
+        """Its parts, for counters.py."""
+        legs = self._legs.counts
+        return [
+            ("relay", self.relay.counts),
+            ("relay", Counter({"bad-token": legs["bad-token"]})),
+            ("hole", self.rendezvous.counts),
+            ("link", Counter({"too-many-tokens": legs["too-many-tokens"]})),
+            ("door", self.rendezvous.door_counts),
+        ]
 
     async def close(self) -> None:
         self._roster.on_signal = lambda peer, signal: None  # nothing new is begun

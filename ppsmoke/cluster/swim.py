@@ -67,7 +67,7 @@ class Core:
         self._leaving = False
         gossip = GossipQueue()
         self.table = MemberTable(node_id, epoch, self._effects, gossip, self._accused, self._revived, self.counts)
-        self._spreader = Spreader(self._effects, self.table, self.names, gossip, myself=self._myself, path=self.path)
+        self._spreader = Spreader(self._effects, self.table, self.names, gossip, self._myself(), path=self.path)
         self._prober = Prober(
             self._effects, self.table, send=self._spreader.send, path=self.path, digest=self._spreader.digest
         )
@@ -149,7 +149,7 @@ class Core:
         self._leaving = True
         self._effects.cancel_all()
         self._spreader.stop()
-        self._spreader.tell(("member", self.node_id, ""), encode_update(self._myself()))
+        self._spreader.tell_of_us(self._myself())
         for peer in self.table.live():
             self._spreader.send(peer, Gossip())
         return self._done()
@@ -208,7 +208,9 @@ class Core:
                 self._hear_name(update)
             else:
                 self.table.apply(update, synced=synced)
-        self._mark_life(sender, epoch, packet, via)
+        if packet.updates:
+            member = self.table.get(sender)  # it may be known only now
+        self._mark_life(sender, member, epoch, packet, via)
         match packet.body:
             case Ping(seq, round, digest):
                 self._prober.saw_round(round)
@@ -230,22 +232,20 @@ class Core:
             case Stale(seen, known):
                 if seen == self.epoch and known > seen:
                     self._raise_epoch(known)
-        self._answer_stranger(sender, epoch, packet)
+        self._answer_stranger(sender, member, epoch, packet)
         self._hearing = ""
 
-    def _mark_life(self, sender: str, epoch: int, packet: Packet, via: Via) -> None:
+    def _mark_life(self, sender: str, member: Member | None, epoch: int, packet: Packet, via: Via) -> None:
         path = self.path(sender)
         path.hears_us = packet.hears_udp
         if via == "udp":
             path.udp_heard = self._effects.now
-        member = self.table.get(sender)
         if member is not None and member.epoch == epoch:
-            self.table.heard(sender)
+            member.heard = self._effects.now
 
-    def _answer_stranger(self, sender: str, epoch: int, packet: Packet) -> None:
+    def _answer_stranger(self, sender: str, member: Member | None, epoch: int, packet: Packet) -> None:
         """Someone we do not know, or know from a former life, is asked; who does not know that it is accused is told
         (in our ack, if it pinged)."""
-        member = self.table.get(sender)
         if member is None or member.epoch < epoch:
             if not (isinstance(packet.body, Sync) and packet.body.wants_reply) and self._may_answer(sender):
                 self._spreader.sync_with(sender)
@@ -285,7 +285,7 @@ class Core:
             self._raise_epoch(self.epoch)
             return
         self.incarnation = incarnation
-        self._spreader.tell(("member", self.node_id, ""), encode_update(self._myself()))
+        self._spreader.tell_of_us(self._myself())
 
     def _raise_epoch(self, above: int) -> None:
         """Go on in a life after `above`: its names are written anew."""

@@ -9,15 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from ppsmoke.cluster.swim_state import Command, Config, Event, Send, Timer, Via, Woke
-
-
-class _Armed(NamedTuple):
-    due: int  # own time
-    callback: Callable[..., None]
-    args: tuple[Any, ...]
 
 
 class Effects:
@@ -26,21 +20,18 @@ class Effects:
     def __init__(self, config: Config, rng: Random) -> None:
         self.config = config
         self.rng = rng
+        self.now = 0  # own time
         self._world = 0  # the driver's time of the current input
         self._frozen = 0  # how far own time is behind it
         self._woke_at: int | None = None  # own time
-        self._timers: dict[int, _Armed] = {}
+        self._timers: dict[int, tuple[int, Callable[..., None], tuple[Any, ...]]] = {}  # by token: own time, and a call
         self._last_token = 0
         self._commands: list[Command] = []
 
-    @property
-    def now(self) -> int:
-        """Own time."""
-        return self._world - self._frozen
-
     def begin(self, world: int) -> None:
         """The driver's clock, which must not go back; if it does, it stands."""
-        self._world = max(self._world, world)
+        if world > self._world:
+            self._world, self.now = world, world - self._frozen
 
     def take(self) -> list[Command]:
         commands, self._commands = self._commands, []
@@ -55,8 +46,8 @@ class Effects:
     def arm(self, delay: int, callback: Callable[..., None], *args: Any) -> int:
         """A timer that fires once; the token cancels it."""
         self._last_token += 1
-        token, due = self._last_token, self.now + max(0, delay)
-        self._timers[token] = _Armed(due, callback, args)
+        token, due = self._last_token, self.now + delay if delay > 0 else self.now
+        self._timers[token] = due, callback, args
         self._commands.append(Timer(due + self._frozen, token))
         return token
 
@@ -76,16 +67,18 @@ class Effects:
         if armed is None:
             return 0
         frozen = 0
-        if self.now - armed.due > self.config.lag_limit:
-            frozen = max(self._world - last_world, self.now - armed.due)
+        due, callback, args = armed
+        if self.now - due > self.config.lag_limit:
+            frozen = max(self._world - last_world, self.now - due)
             self._frozen += frozen
+            self.now -= frozen
             self._woke_at = self.now
             self.emit(Woke(frozen))
-        if armed.due > self.now:
-            self._commands.append(Timer(armed.due + self._frozen, token))
+        if due > self.now:
+            self._commands.append(Timer(due + self._frozen, token))
         else:
             del self._timers[token]
-            armed.callback(*armed.args)
+            callback(*args)
         return frozen
 
     def grace_left(self) -> int:

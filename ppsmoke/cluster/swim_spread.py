@@ -27,10 +27,11 @@ class Spreader:
         table: MemberTable,
         names: NameRegistry,
         gossip: GossipQueue,
+        myself: MemberUpdate,
         *,
-        myself: Callable[[], MemberUpdate],
         path: Callable[[str], Path],
     ) -> None:
+        """myself: what is told of this node; tell_of_us brings it up to date."""
         self._effects = effects
         self._config = effects.config
         self._table = table
@@ -45,7 +46,7 @@ class Spreader:
         self._replied: dict[str, tuple[int, int]] = {}  # seq and time of each member's last sync that got its reply
         self._differs: dict[str, int] = {}  # since when (own time) a member's digest has not been ours
         self._agreed: dict[str, int] = {}  # when (own time) a member's digest was ours
-        self._digest_of: tuple[tuple[int, ...], bytes] = ((), bytes(DIGEST_BYTES))
+        self._digest_of: tuple[tuple[object, ...], bytes] = ((), bytes(DIGEST_BYTES))
 
     def start(self) -> None:
         self._effects.arm(self._effects.rng.randrange(self._config.sync_period), self._sync_tick)
@@ -57,12 +58,17 @@ class Spreader:
     def send(self, to: str, body: Body, via: Via | None = None) -> None:
         """What we think of the receiver goes first, if it is accused; then news while there is room."""
         path, now = self._path(to), self._effects.now
-        payload = encode_head(self._myself().incarnation, path.hears_udp(now, self._config), body)
+        payload = encode_head(self._myself.incarnation, path.hears_udp(now, self._config), body)
         member = self._table.get(to)
         if member is not None and member.state in (State.SUSPECT, State.DEAD):
             payload += encode_update(self._table.accusation(member))
         payload += self._gossip.take(self._config.payload_limit - len(payload))
         self._effects.send(to, payload, via or path.via())
+
+    def tell_of_us(self, myself: MemberUpdate) -> None:
+        """This is what we are from now on."""
+        self._myself = myself
+        self.tell(("member", myself.node_id, ""), encode_update(myself))
 
     def tell(self, key: Key, encoded: bytes) -> None:
         self._gossip.put(key, encoded, retransmissions(self._config, size=self._table.size()))
@@ -109,9 +115,9 @@ class Spreader:
 
     def digest(self) -> bytes:
         """Of the living and their names; whom we buried is not compared, for not all remember it equally long."""
-        view = self._view_version()
+        myself = self._myself
+        view = myself, self._table.version, self._names.version
         if view != self._digest_of[0]:
-            myself = self._myself()
             lines = [(myself.node_id, myself.epoch, myself.incarnation)]
             lines += [(node_id, *self._table.members[node_id].order) for node_id in self._table.live()]
             living = {line[0] for line in lines}
@@ -120,17 +126,13 @@ class Spreader:
             self._digest_of = view, hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
         return self._digest_of[1]
 
-    def _view_version(self) -> tuple[int, ...]:
-        myself = self._myself()
-        return myself.epoch, myself.incarnation, self._table.version, self._names.version
-
     def _send_view(self, peer: str, seq: int, *, wants_reply: bool) -> None:
         head = encode_head(
-            self._myself().incarnation,
+            self._myself.incarnation,
             self._path(peer).hears_udp(self._effects.now, self._config),
             Sync(seq, wants_reply),
         )
-        updates = [encode_update(self._myself())]
+        updates = [encode_update(self._myself)]
         updates += [
             encode_update(self._table.accusation(self._table.members[node_id]))
             for node_id in sorted(self._table.members)

@@ -40,6 +40,16 @@ def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames():
     assert decode_all([bytes([byte]) for byte in STREAM]) == FRAMES
 
 
+def test_a_burst_of_fillers_is_as_many_frames_wherever_it_is_cut():
+    short, long = (encode_frame(FrameType.FILLER, payload=bytes(count)) for count in (3, 48))
+    stream = ACK + 3 * long + 2 * short + long + DATA + long
+    types = [FrameType.ACK, *6 * [FrameType.FILLER], FrameType.DATA, FrameType.FILLER]
+    for cut in range(len(stream) + 1):
+        frames = decode_all([stream[:cut], stream[cut:]])
+        assert [frame.type for frame in frames] == types
+        assert [len(frame.payload) for frame in frames] == [0, 48, 48, 48, 3, 3, 48, 5, 48]
+
+
 @pytest.mark.parametrize("cut", range(len(DATA)))
 def test_a_frame_cut_anywhere_waits_for_its_rest(cut):
     decoder = FrameDecoder()

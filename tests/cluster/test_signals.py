@@ -62,7 +62,7 @@ def test_the_longest_signal_fits_into_its_frame():
     longest = "2001:0db8:1111:2222:3333:4444:5555:6666%" + "z" * 32
     most = PunchAt(TOKEN, NODE, 1, tuple((longest, port) for port in range(MAX_TARGETS + 3)))
     data = encode_signal(most)
-    assert len(data) <= _LIMITS[FrameType.SIGNAL][0]
+    assert len(data) <= _LIMITS[FrameType.SIGNAL].most
     assert len(decode_signal(data).targets) == MAX_TARGETS
 
 

@@ -52,21 +52,23 @@ class Checks:
         living = self._room.living()
         if len(living) < self._room.size:
             yield f"only {living} live"
+        lives = [(seat, seat.node.node_id, seat.node._membership.epoch) for seat in living]
         for seat in living:
-            for other in living:
+            members = seat.node._membership._core.table.members
+            for other, node_id, epoch in lives:
                 if other is seat:
                     continue
-                member = seat.node._membership._core.table.get(other.node.node_id)
+                member = members.get(node_id)
                 if member is None or member.state is not State.ALIVE:
                     yield f"{seat} calls {other} {'unknown' if member is None else member.state.name}"
-                elif member.epoch != other.node._membership.epoch:
-                    yield f"{seat} knows {other} in epoch {member.epoch}, it is in {other.node._membership.epoch}"
+                elif member.epoch != epoch:
+                    yield f"{seat} knows {other} in epoch {member.epoch}, it is in {epoch}"
 
     def _check_growth(self, seat: Seat) -> None:
         loop, machine = seat.machine.loop, seat.machine
         if len(machine.sockets) > MOST_SOCKETS:
             self._once(f"sockets {seat}", f"{seat} has {len(machine.sockets)} sockets")
-        buffered = max((transport.most_buffered for transport in machine.transports), default=0)
+        buffered = max([transport.most_buffered for transport in machine.transports], default=0)
         if buffered > MOST_BUFFERED_BYTES:
             self._once(f"buffer {seat}", f"{seat} had {buffered:,} bytes in one transport's buffer")
         if (self._world.now % 10) < 1 and len(tasks := loop.tasks()) > MOST_TASKS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
+import weakref
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -27,7 +28,7 @@ class SimFuture(asyncio.Future):
 
     def __init__(self, *, loop: MachineLoop) -> None:
         super().__init__(loop=loop)
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
 
     def __hash__(self) -> int:
         return self.serial
@@ -35,11 +36,28 @@ class SimFuture(asyncio.Future):
 
 class SimTask(asyncio.Task):
     def __init__(self, coroutine: Coroutine[Any, Any, Any], *, loop: MachineLoop, name: str | None = None) -> None:
-        self.serial = loop.next_serial()
+        loop.serial = self.serial = loop.serial + 1
         super().__init__(coroutine, loop=loop, name=name or f"task {self.serial}")
 
     def __hash__(self) -> int:
         return self.serial
+
+
+class Handle:
+    """A call that is due now, or at `when` by its loop's clock. asyncio's own does more, for debugging."""
+
+    __slots__ = ("args", "callback", "context", "when")
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, when: float = 0.0
+    ) -> None:
+        self.callback: Callable[..., Any] | None = callback  # None: cancelled
+        self.args = args
+        self.context = context
+        self.when = when
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
 
 
 class MachineLoop(asyncio.AbstractEventLoop):
@@ -50,15 +68,12 @@ class MachineLoop(asyncio.AbstractEventLoop):
         self.errors: list[str] = machine.errors  # what nobody caught
         self._world = world
         self._context = contextvars.copy_context()  # of whatever has none of its own: one does, nothing nests
-        self._ready: deque[asyncio.Handle] = deque()
-        self._held: list[asyncio.TimerHandle] = []  # due while asleep
+        self._ready: deque[Handle] = deque()
+        self._held: list[Handle] = []  # due while asleep
         self._floor = 0.0  # a timer that has fired is never early, whatever floating point makes of it
         self._listed = False
-        self._serial = 0
-
-    def next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
+        self.serial = 0  # of the latest future or task
+        self._tasks: list[weakref.ref[SimTask]] = []
 
     def move_to(self, world: World) -> None:
         """From now on its time is that world's."""
@@ -77,23 +92,26 @@ class MachineLoop(asyncio.AbstractEventLoop):
 
     def turn(self) -> None:
         """Everything that is ready now, once."""
-        self._listed = False
         if self.asleep:
+            self._listed = False
             return
+        if World.turning is not self:  # telling asyncio costs as much as a turn
+            World.turning = self
+            events._set_running_loop(self)
         ready = self._ready
-        events._set_running_loop(self)
-        try:
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                if not handle._cancelled:
-                    try:
-                        handle._context.run(handle._callback, *handle._args)
-                    except Exception as error:  # as asyncio does: the loop goes on, the run is told
-                        self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
-        finally:
-            events._set_running_loop(None)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            callback = handle.callback
+            if callback is not None:
+                try:
+                    handle.context.run(callback, *handle.args)
+                except Exception as error:  # as asyncio does: the loop goes on, the run is told
+                    what = getattr(callback, "__qualname__", type(callback).__name__)  # no address: the trace replays
+                    self.call_exception_handler({"message": f"in {what}", "exception": error})
         if ready:
-            self._list()
+            self._world.awake.append(self)
+        else:
+            self._listed = False
 
     def wake(self, *, clock_stood_still_s: float) -> None:
         """After a freeze. What came over the network is read first, then the timers that are overdue fire."""
@@ -102,11 +120,11 @@ class MachineLoop(asyncio.AbstractEventLoop):
         held, self._held = self._held, []
         if clock_stood_still_s:
             for handle in held:
-                self._world.at(handle._when + self.slept_s, self._fire, handle)
+                self._world.at(handle.when + self.slept_s, self._fire, handle)
         else:
-            for handle in sorted(held, key=lambda handle: handle._when):
+            for handle in sorted(held, key=lambda handle: handle.when):
                 self._ready.append(handle)
-                self._floor = max(self._floor, handle._when)
+                self._floor = max(self._floor, handle.when)
         if self._ready:
             self._list()
 
@@ -115,38 +133,42 @@ class MachineLoop(asyncio.AbstractEventLoop):
             self._listed = True
             self._world.awake.append(self)
 
-    def _fire(self, handle: asyncio.TimerHandle) -> None:
-        if handle._cancelled:
+    def _fire(self, handle: Handle) -> None:
+        if handle.callback is None:
             return
+        when = handle.when
         if self.asleep:
             self._held.append(handle)
-        elif handle._when + self.slept_s > self._world.now:
-            self._world.at(handle._when + self.slept_s, self._fire, handle)
+        elif when + self.slept_s > self._world.now:
+            self._world.at(when + self.slept_s, self._fire, handle)
         else:
-            if handle._when > self._floor:
-                self._floor = handle._when
+            if when > self._floor:
+                self._floor = when
             self._ready.append(handle)
             self._list()
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context or self._context)
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
+        handle = Handle(callback, args, context or self._context)
         self._ready.append(handle)
         if not self._listed:
             self._listed = True
             self._world.awake.append(self)
         return handle
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None):
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
+        own = self._world.now - self.slept_s
+        when = (own if own > self._floor else self._floor) + delay
+        return self._schedule(Handle(callback, args, context or self._context, when))
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None):
-        handle = asyncio.TimerHandle(when, callback, args, self, context or self._context)
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
+        return self._schedule(Handle(callback, args, context or self._context, when))
+
+    def _schedule(self, handle: Handle) -> Handle:
+        world = self._world
         # Calling anything takes time: else a wait of a rounding error would go on for ever.
-        self._world.at(max(when + self.slept_s, self._world.now + TICK_S), self._fire, handle)
+        when, soonest = handle.when + self.slept_s, world.now + TICK_S
+        world.at(when if when > soonest else soonest, self._fire, handle)
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Left in the world's queue; it does nothing there."""
 
     # --- futures and errors
 
@@ -154,10 +176,15 @@ class MachineLoop(asyncio.AbstractEventLoop):
         return SimFuture(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None) -> SimTask:
-        return SimTask(coro, loop=self, name=name)
+        task = SimTask(coro, loop=self, name=name)
+        self._tasks.append(weakref.ref(task))
+        return task
 
     def tasks(self) -> list[SimTask]:
-        return sorted(asyncio.all_tasks(self), key=lambda task: task.serial)
+        """Those that have not ended, in the order of their making. asyncio would look through those of all loops."""
+        known = [task for reference in self._tasks if (task := reference()) is not None and not task.done()]
+        self._tasks = [weakref.ref(task) for task in known]
+        return known
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -27,6 +27,7 @@ GHOST_S = 60.0  # a process that was killed is unwound in a time of its own, whe
 class SimMachine(Machine):
     def __init__(self, network: Network, index: int, *, nat: Nat, site: int) -> None:
         self.network = network
+        self.world = network.world
         self.name = f"m{index}"
         self.index = index
         self.nat = nat
@@ -63,10 +64,6 @@ class SimMachine(Machine):
         self._next_port = FIRST_FRESH_PORT
         self._generators = 0
         self._tokens = self.world.random("token", self.name, self.life)
-
-    @property
-    def world(self) -> World:
-        return self.network.world
 
     # --- ppsmoke.cluster.machine.Machine
 
@@ -164,13 +161,17 @@ class SimMachine(Machine):
 
     def _lay_to_rest(self, loop: MachineLoop) -> None:
         """Unwind the tasks of a process that is gone, so that Python need not. Nothing of it reaches anybody."""
-        elsewhere = World(self.world.seed)
-        elsewhere.now = self.world.now
+        here, elsewhere = self.world, World(self.world.seed)
+        elsewhere.now = here.now
         loop.move_to(elsewhere)
         for task in loop.tasks():
             task.cancel()
         elsewhere.at(elsewhere.now + GHOST_S + 1, lambda: None)
-        elsewhere.run(elsewhere.now + GHOST_S)
+        self.world = elsewhere  # so that all its clocks go on: what waits for them would else never stop looking
+        try:
+            elsewhere.run(elsewhere.now + GHOST_S)
+        finally:
+            self.world = here
         self.left_behind += [f"a killed process on {self.name} goes on: {task!r}" for task in loop.tasks()]
 
     def sleep(self, seconds: float, *, clock_stands: bool) -> None:

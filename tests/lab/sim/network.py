@@ -62,18 +62,20 @@ class Network:
         self.world = world
         self.machines: list[SimMachine] = []
         self._by_ip: dict[str, SimMachine] = {}
-        self._edges: dict[tuple[SimMachine, SimMachine], Edge] = {}
+        self._edges: dict[tuple[int, int], Edge] = {}  # by both machines' index
 
     def add(self, machine: SimMachine) -> None:
         self.machines.append(machine)
         self._by_ip[machine.ip] = self._by_ip[machine.public] = machine
 
     def edge(self, source: SimMachine, target: SimMachine) -> Edge:
-        found = self._edges.get((source, target))
+        found = self._edges.get((source.index, target.index))
         if found is None:
             pair = self.world.random("delay", *sorted((source.name, target.name)))
             generator = self.world.random("edge", source.name, target.name)
-            found = self._edges[source, target] = Edge(generator, pair.choice((0.0005, 0.01, 0.04, 0.06, 0.1)))
+            found = self._edges[source.index, target.index] = Edge(
+                generator, pair.choice((0.0005, 0.01, 0.04, 0.06, 0.1))
+            )
         return found
 
     def find(self, source: SimMachine, host: str) -> SimMachine | None:

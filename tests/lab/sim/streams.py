@@ -48,22 +48,18 @@ class Pipe:
         self._label = f"tcp {source.machine.name}>{target.machine.name}"
 
     def send(self, item: bytes | str) -> None:
-        self.flying += len(item)
+        size, now = len(item), self._world.now
+        self.flying += size
         if self._stalled or self._edge.cuts:
             self._stalled.append(item)
             self._wait_from_now()
-        else:
-            self._fly(item)
-
-    def _fly(self, item: bytes | str) -> None:
-        now = self._world.now
-        if now == self._left_at and item.__class__ is bytes and self._together[-1].__class__ is bytes:
+        elif now == self._left_at and item.__class__ is bytes:
             self._together.append(item)  # written at one moment, they are read at one moment
-            return
-        arrives_at = max(self._arrives_at, now + self._edge.segment_s())
-        self._arrives_at = arrives_at + len(item) / BANDWIDTH_BYTES_PER_S
-        self._left_at, self._together = now, [item]
-        self._world.at(self._arrives_at, self._arrive, self._together)
+        else:
+            arrives_at = max(self._arrives_at, now + self._edge.segment_s())
+            self._arrives_at = arrives_at + size / BANDWIDTH_BYTES_PER_S
+            self._left_at, self._together = now if item.__class__ is bytes else -1.0, [item]
+            self._world.at(self._arrives_at, self._arrive, self._together)
 
     def _arrive(self, items: list[bytes | str]) -> None:
         item = items[0] if len(items) == 1 else b"".join(items)
@@ -115,7 +111,8 @@ class Pipe:
             self._since = None
             stalled, self._stalled = self._stalled, deque()
             for item in stalled:
-                self._fly(item)
+                self.flying -= len(item)  # it has counted since it was written
+                self.send(item)
 
 
 class StreamSocket:
@@ -241,7 +238,8 @@ class StreamSocket:
     # --- writing
 
     def write(self, data: bytes) -> None:
-        if self.error is not None or self.closed or self.is_of_former_life:
+        machine = self.machine
+        if self.error is not None or self.closed or self._life != machine.life or not machine.running:
             return
         if not self._outbox and self._pipe.flying + self.peer.unread < WINDOW_BYTES:
             self._pipe.send(data)
@@ -277,11 +275,8 @@ class StreamSocket:
         self._inbox.append(data)
         self.unread += len(data)
         self._wake(self._readers)
-        self.peer._room()
-
-    def _room(self) -> None:
-        if self._outbox:
-            self._pump()
+        if self.peer._outbox:
+            self.peer._pump()
 
     def end_of_stream(self) -> None:
         self._ended = True
@@ -295,7 +290,8 @@ class StreamSocket:
                 self._inbox.appendleft(data[count:])
                 data = data[:count]
             self.unread -= len(data)
-            self.peer._room()
+            if self.peer._outbox:
+                self.peer._pump()
             return data
         if self.error is not None:
             raise self.error

@@ -105,7 +105,7 @@ class StreamTransport(asyncio.Transport):
         if self._over or not data:
             return
         self._sock.write(bytes(data))
-        buffered = self.get_write_buffer_size()
+        buffered = self._sock.unsent - NOTSENT_BYTES
         if buffered > self._high:
             self.most_buffered = max(self.most_buffered, buffered)
             if not self._paused:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import heapq
 import random
 import zlib
+from asyncio import events
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from tests.lab.sim.loop import MachineLoop
@@ -24,6 +25,8 @@ class Stuck(Exception):
 
 
 class World:
+    turning: ClassVar[MachineLoop | None] = None  # asyncio knows one running loop: so do all worlds together
+
     def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         """tell: for a person who replays one seed, every line of the trace."""
         self.seed = seed
@@ -63,7 +66,14 @@ class World:
 
     def run(self, until_s: float) -> None:
         """Up to that moment. Raises Stuck."""
-        queue, awake = self._queue, self.awake
+        try:
+            self._run(until_s)
+        finally:
+            World.turning = None
+            events._set_running_loop(None)
+
+    def _run(self, until_s: float) -> None:
+        queue, awake, pop = self._queue, self.awake, heapq.heappop
         while True:
             turns = 0
             while awake:
@@ -73,11 +83,10 @@ class World:
                     raise Stuck(f"at {self.now:.6f} s the loops turn for ever")
             if not queue:
                 raise Stuck(f"at {self.now:.6f} s nothing is due any more")
-            when, _, action, arguments = queue[0]
-            if when > until_s:
+            if queue[0][0] > until_s:
                 self.now = until_s
                 return
-            heapq.heappop(queue)
+            when, _, action, arguments = pop(queue)
             if when > self.now:
                 self.now = when
             self.steps += 1
