@@ -104,7 +104,7 @@ class Node:
     ) -> None:
         self.node_id = identity.node_id
         self.role = identity.role
-        self._changed = Signal()
+        self._changed, self._flushed = Signal(), Signal()
         self._mailboxes = Mailboxes(self._changed)
         self._watch = Watch(_log)
         self._watching: asyncio.Task[None] | None = None
@@ -117,6 +117,7 @@ class Node:
             link_grace_s=link_grace_s,
             deliver=self._mailboxes.deliver,
             changed=self._changed,
+            flushed=self._flushed,
         )
         code_hash, model = hello
         self._roster = Roster(self.node_id, context, code_hash=code_hash, model=model, emit=self._emit)
@@ -345,7 +346,7 @@ class Node:
             left_s = until - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
-            await self._changed.wait(left_s)
+            await self._flushed.wait(left_s)
 
     def _reach(self, peer: Peer) -> None:
         """Have a link to it if it can be had."""

@@ -30,7 +30,8 @@ class PeerContext:
     window_bytes: int
     link_grace_s: float
     deliver: Callable[[Peer, str, Delivery], None]  # may call hold_acks
-    changed: Signal
+    changed: Signal  # links, and room in a window that was full
+    flushed: Signal  # a peer has acknowledged all, or has no link any more
 
 
 class Peer:
@@ -150,6 +151,7 @@ class Peer:
         if bye is not None and bye.reason is ByeReason.LEAVING and self._alive_epoch <= self.epoch:
             self.left = bye
         self._changed.notify()
+        self._context.flushed.notify()
         return True
 
     def on_membership(self, *, alive_epoch: int) -> None:
@@ -230,8 +232,10 @@ class Peer:
         elif frame.type is FrameType.ACK:
             had_room = self.session.has_room
             self.session.on_ack(frame.sequence)
-            if self.session.has_room and (not had_room or self.session.idle):
+            if self.session.has_room and not had_room:
                 self._changed.notify()
+            if self.session.idle:
+                self._context.flushed.notify()
         elif frame.type is FrameType.PING:
             self._flush_ack()
         else:

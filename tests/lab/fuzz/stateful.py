@@ -77,7 +77,14 @@ def link(data: bytes) -> None:
     that has ended."""
     with still_loop():
         boxes = Mailboxes(Signal())
-        context = PeerContext(epoch=7, window_bytes=1 << 20, link_grace_s=1, deliver=boxes.deliver, changed=Signal())
+        context = PeerContext(
+            epoch=7,
+            window_bytes=1 << 20,
+            link_grace_s=1,
+            deliver=boxes.deliver,
+            changed=Signal(),
+            flushed=Signal(),
+        )
         roster = Roster(OWN_ID, context, code_hash="ab" * 32, model="cd" * 32, emit=lambda event: None)
         preamble = Preamble(LinkKind.DIRECT, PEER.node_id, OWN_ID, bytes(16))
         made = Link(roster, preamble, own_id=OWN_ID, timing=LinkTiming(), dialled=False)
