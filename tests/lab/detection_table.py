@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ppsmoke.cluster.link_timing import LinkTiming
 from ppsmoke.cluster.peer import LINK_GRACE_S
+from ppsmoke.cluster.swim_state import Config
 from ppsmoke.smoke import ASK_SILENCE_S
 from ppsmoke.stage_node import ORCHESTRATOR_GONE_S
 from tests.lab.nat_lab.lab import why_not
@@ -36,6 +37,9 @@ PARTED = (  # on one host without hairpin: home, which dials both, relays for th
     MAPPED[0],
     Site(hosts=("stage-0", "stage-1"), nat="nat-preserving", mapped=BOTH, neighbours="isolated"),
 )
+# SWIM's patience where somebody was accused wrongly before, and both accusers' pings: until link and membership agree.
+PATIENT_S = Config().suspicion_min * Config().patience_percent / 100e6
+SILENT_S = max(LinkTiming().down_after_s, PATIENT_S + 4.0)
 LOCAL_S = 3.0  # for what is told at once on a busy machine: a round trip, the last words, the end of the run
 SLEEP_S = 40.0  # longer than any silence that a run bears
 LONG_SLEEP_S = ORCHESTRATOR_GONE_S + LinkTiming().down_after_s + 10.0  # longer than stages wait for their run
@@ -81,14 +85,14 @@ def suspend_and_move(run: PlacedRun) -> None:
 
 
 LOST = ("ask, stage 1: ",)
-SILENT = (*LOST, f"no byte for {LinkTiming().down_after_s:g} s")
+SILENT = (*LOST, r"no (byte|link) for \d+ s")
 ROWS = (
     Row(name="the worker of a stage is killed", within_s=LOCAL_S, says=("ask, stage 1: ", "killed by signal 9"),
         deed=lambda run: run.signal_worker("stage-1", signal.SIGKILL)),
     Row(name="a stage's node is killed", within_s=LINK_GRACE_S + LOCAL_S, says=LOST,
         deed=lambda run: run.kill("stage-1")),
-    Row(name="a host is cut off silently", within_s=LinkTiming().down_after_s + LOCAL_S, says=SILENT, deed=cut_off),
-    Row(name="a stage is frozen", within_s=LinkTiming().down_after_s + LOCAL_S, says=SILENT,
+    Row(name="a host is cut off silently", within_s=SILENT_S + LOCAL_S, says=SILENT, deed=cut_off),
+    Row(name="a stage is frozen", within_s=SILENT_S + LOCAL_S, says=SILENT,
         deed=lambda run: run.freeze("stage-1")),
     Row(name="the worker of a stage is frozen", within_s=ASK_SILENCE_S + LOCAL_S,
         says=("ask, stage 1: ", f"nothing has moved for {ASK_SILENCE_S:g} s"),

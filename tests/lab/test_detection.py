@@ -6,7 +6,7 @@ import pytest
 
 from ppsmoke.cluster.peer import LINK_GRACE_S
 from ppsmoke.rent.fleet import Fleet
-from tests.lab.detection_table import ROWS, complaints, run_row
+from tests.lab.detection_table import ROWS, SILENT, complaints, run_row
 from tests.lab.nat_lab.home_run import PlacedFleet
 from tests.lab.nat_lab.lab import why_not
 from tests.lab.nat_lab.placed_run import Ended
@@ -41,7 +41,7 @@ def ended(status: int, seconds: float, stderr: str) -> Ended:
     [
         (ended(1, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), []),
         (ended(1, 99.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["it took 99.0 s"]),
-        (ended(1, 15.0, "ppsmoke: ask, stage 1: nothing has moved for 30 s"), ["'no byte for 15 s' was not said"]),
+        (ended(1, 15.0, "ppsmoke: ask, stage 1: nothing has moved for 30 s"), [f"{SILENT[1]!r} was not said"]),
         (ended(0, 15.0, "ppsmoke: ask, stage 1: stage-1-of-2: no byte for 15 s"), ["exit status 0"]),
         (ended(1, 15.0, "ppsmoke: ask, stage 0: stage-0-of-2: no byte for 15 s"), ["'ask, stage 1: ' was not said"]),
     ],
