@@ -50,6 +50,14 @@ exit status: 0 answered and everything ended; 1 failed; 2 usage; 130, 143, 129 i
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     keep_standard_streams_open()
+    try:
+        status = _main(argv)
+    except SystemExit as ended:  # argparse has shown its help, or what is wrong
+        status = ended.code
+    return _flushed(status)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -98,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _refuse_strangers(arguments: argparse.Namespace, *, defaults: argparse.Namespace) -> None:
     """What stands before a subcommand and means nothing to it is refused: it would be ignored without a word."""
-    known = {"command", "subcommand", "takes", "verbosity", "vastai", *arguments.takes}
+    known = {"command", "subcommand", "takes", "verbosity", *arguments.takes}
     for name in vars(defaults).keys() - known if arguments.subcommand else ():
         if getattr(arguments, name) != getattr(defaults, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -343,9 +351,27 @@ def _print_answer(text: str, status: int) -> int:
 
 
 def _silence_stdout() -> None:
+    _silence(1)
+
+
+def _silence(fd: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
+    os.dup2(null, fd)
     os.close(null)
+
+
+def _flushed(status: int) -> int:
+    """Write out what the streams still hold: what Python could not write at its own end would be status 120."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _silence_stdout()
+        status = status or 1
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _silence(2)
+    return status
 
 
 def _print_error(error: SmokeError, *, verbose: bool, log_path: str | None = None) -> None:

@@ -17,6 +17,13 @@ _OS_HINTS = {
 }
 
 
+def last_words_hint(tail: str) -> str:
+    """For the end of a child; tail: what it printed last, the error's detail."""
+    if tail.strip():
+        return "its last words are below, all of them with -v and in the log"
+    return "it printed nothing; somebody, or the machine for want of memory, may have ended it"
+
+
 def os_hint(error: BaseException) -> str:
     """What to do about a resource that this machine refused, "" if the error is none of these."""
     if isinstance(error, MemoryError):

@@ -36,6 +36,11 @@ def new_run_id() -> str:
     return secrets.token_hex(4)
 
 
+def _as_typed(value: object) -> str:
+    """A number without an exponent that nobody has written."""
+    return f"{value:.15g}" if isinstance(value, float) else repr(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """One run. Lengths in tokens, times in seconds. Raises UsageError or InputError for values that cannot work."""
@@ -62,8 +67,8 @@ class Settings:
             ("--max-context", self.max_context, 2, MAX_CONTEXT_TOKENS),
             ("--budget", self.budget_s, 1, 86_400),
         ):
-            if not low <= value <= high:
-                raise UsageError(f"{what} {value:g} is out of range", hint=f"give {low} to {high:g}")
+            if not isinstance(value, (int, float)) or not low <= value <= high:
+                raise UsageError(f"{what} {_as_typed(value)} is out of range", hint=f"give {low} to {high}")
         if self.wire_dtype not in WIRE_DTYPES:
             raise UsageError(f"--wire-dtype {self.wire_dtype} is unknown", hint=f"one of {', '.join(WIRE_DTYPES)}")
         if not _DEVICE.fullmatch(self.device):
@@ -97,7 +102,7 @@ class RentSettings:
             ("--max-usd", self.max_usd, 0.001, 100_000),
         ):
             if not low <= value <= high:
-                raise UsageError(f"{what} {value:g} is out of range", hint=f"give {low:g} to {high:g}")
+                raise UsageError(f"{what} {_as_typed(value)} is out of range", hint=f"give {low:g} to {high}")
         for region in self.regions:
             if not _COUNTRY.fullmatch(region):
                 raise UsageError(f"--region {region} is no country", hint="two letters each, e.g. --region SE,DE")

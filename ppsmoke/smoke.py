@@ -70,7 +70,8 @@ class Pipeline:
         self._asked = 0
 
     async def ask(self, prompt: str, *, raw: bool, max_tokens: int, deadline: Deadline) -> InferenceResponse:
-        """The answer, its text never empty. Raises StageError, LinkLost or DeadlineExceeded. Spec, section 3."""
+        """The answer, its text never empty. Raises StageError, LinkLost or DeadlineExceeded, and MessageError for
+        what fits into no request. Spec, section 3."""
         self._progress.phase("ask")
         self._asked += 1
         deadline = deadline.capped(deadline.remaining(), phase="ask")
@@ -81,9 +82,10 @@ class Pipeline:
             max_tokens=max_tokens,
             raw=raw,
         )
+        encoded = encode(request)
         self._inbox.expect(request.request_id)
         try:
-            await deadline.wait(self._node.send(self._entry, encode(request)), doing="sending the request to pp-entry")
+            await deadline.wait(self._node.send(self._entry, encoded), doing="sending the request to pp-entry")
             answer = await self._inbox.answer(deadline, silence_s=ASK_SILENCE_S)
         except DeadlineExceeded:
             await self._give_up(request.request_id)

@@ -8,6 +8,7 @@ with ppsmoke.testing.loopback("smollm2:135m", 2) as pipeline:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppsmoke import smoke
-from ppsmoke.errors import DeadlineExceeded, StageError
+from ppsmoke.errors import DeadlineExceeded, InputError, MessageError, StageError
 from ppsmoke.rent.loopback import LoopbackFleet
 from ppsmoke.report.progress import QUIET, Progress
 from ppsmoke.report.summary import RunRecord
@@ -58,6 +59,7 @@ class LoopbackPipeline:
 
     def ask(self, prompt: str, *, max_tokens: int = 64, raw: bool = False, within_s: float = ASK_BUDGET_S) -> Answer:
         """The answer, its text never empty. Raises SmokeError; after one that a stage died of, every later ask does."""
+        _check_question(prompt, max_tokens)
         if self._ended is not None:
             raise StageError(f"the pipeline has ended: {self._ended}", hint="open another one") from self._ended
         question = _Question(prompt, raw, max_tokens, within_s, Future())
@@ -71,6 +73,7 @@ class LoopbackPipeline:
 
     def _stop(self) -> None:
         if self._ended is None and self._loop is not None:
+            self._ended = StageError("its block has ended")
             self._loop.call_soon_threadsafe(self._questions.put_nowait, None)
         self._thread.join(LoopbackFleet.destroy_budget_s)
 
@@ -103,12 +106,20 @@ class LoopbackPipeline:
             raise
 
 
+def _check_question(prompt: str, max_tokens: int) -> None:
+    """Raises InputError or UsageError for what no run would take: the pipeline lives on."""
+    if not isinstance(prompt, str) or not isinstance(max_tokens, int):
+        kinds = f"{type(prompt).__name__} and {type(max_tokens).__name__}"
+        raise InputError(f"ask() takes a str and max_tokens as an int, not {kinds}", phase="ask")
+    Settings(prompt=prompt, max_tokens=max_tokens)
+
+
 async def _answer(pipeline: smoke.Pipeline, question: _Question) -> None:
     """Settle the question; a stage that refuses it, or time that runs out, fails this question alone."""
     deadline = Deadline.after(question.within_s, phase="ask")
     try:
         got = await pipeline.ask(question.prompt, raw=question.raw, max_tokens=question.max_tokens, deadline=deadline)
-    except (StageError, DeadlineExceeded) as error:
+    except (StageError, DeadlineExceeded, MessageError) as error:
         question.answer.set_exception(error)
     else:
         question.answer.set_result(Answer(got.text, list(got.token_ids), list(got.prompt_token_ids), got.finish_reason))
@@ -119,15 +130,19 @@ def _open_fleet(progress: Progress) -> LoopbackFleet:
 
 
 @contextmanager
-def loopback(model: str = LOOPBACK_MODEL, stages: int = 2, **options: Any) -> Iterator[LoopbackPipeline]:
-    """A pipeline of local stage processes for this block.
+def loopback(
+    model: str | os.PathLike[str] = LOOPBACK_MODEL, stages: int = 2, **options: Any
+) -> Iterator[LoopbackPipeline]:
+    """A pipeline of local stage processes for this block. model: as --model takes it.
 
     options: max_context (tokens), wire_dtype, device, budget_s (seconds to be up). Raises SmokeError where it does not
     come up. When the block ends, so has every process that it started.
     """
     pipeline = LoopbackPipeline()
     try:
-        pipeline._start(Settings(model=model, num_stages=stages, verbosity=QUIET, lifetime_s=STAY_S, **options))
+        pipeline._start(
+            Settings(model=os.fspath(model), num_stages=stages, verbosity=QUIET, lifetime_s=STAY_S, **options)
+        )
         yield pipeline
     finally:
         if pipeline._thread is not None:

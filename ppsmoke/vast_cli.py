@@ -24,6 +24,20 @@ from ppsmoke.vast_run import open_api
 
 KEY_HELP = "the account's key; \"-\" reads a line of stdin (default: VAST_API_KEY, then the official client's key file)"
 
+_RENTING = {  # what means nothing without --vastai, and its default
+    "api_key": None,
+    "gpu": "",
+    "max_dph": RentSettings.max_dph,
+    "max_usd": RentSettings.max_usd,
+    "region": "",
+    "min_reliability": RentSettings.min_reliability,
+    "disk": RentSettings.disk_gb,
+    "image": "",
+    "baked": False,
+    "yes": False,
+    "dry_run": False,
+}
+
 
 def add_rent_options(parser: argparse.ArgumentParser) -> None:
     """--vastai and what goes with it."""
@@ -56,7 +70,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     reap.add_argument("--all", action="store_true", help="ask about everything else whose label starts like ours, too")
     reap.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="with --all: do not ask")
     reap.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
-    reap.set_defaults(command=_reap, takes=("dry_run", "yes", "api_key"))
+    reap.set_defaults(command=_reap, takes=("vastai", "dry_run", "yes", "api_key"))
     ls = commands.add_parser(
         "ls", help="what this machine's runs rent on vast.ai now, and others under our name; what it costs an hour"
     )
@@ -64,7 +78,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "--json", action="store_true", default=argparse.SUPPRESS, dest="as_json", help="a JSON list, a row each"
     )
     ls.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=KEY_HELP)
-    ls.set_defaults(command=_ls, takes=("as_json", "api_key"))
+    ls.set_defaults(command=_ls, takes=("vastai", "as_json", "api_key"))
     boot = commands.add_parser("boot", help="be process 1 of a rented container whose image holds this code")
     boot.set_defaults(command=lambda arguments: main_baked())
 
@@ -72,8 +86,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 def rent_settings(arguments: argparse.Namespace) -> RentSettings | None:
     """None without --vastai. Raises UsageError for what does not fit together."""
     if not arguments.vastai:
-        for name in ("api_key", "gpu", "region", "image", "baked", "yes", "dry_run"):
-            if getattr(arguments, name):
+        for name, default in _RENTING.items():
+            if getattr(arguments, name) not in (default, None):
                 raise UsageError(f"--{name.replace('_', '-')} without --vastai", hint="add --vastai to rent machines")
         return None
     return RentSettings(

@@ -33,6 +33,10 @@ from tests.lab.paths import TINY_F32
         (["--json", "package"], "--json means nothing to package"),
         (["--yes", "cache", "clear"], "--yes means nothing to cache"),
         (["boot"], "PPSMOKE_NODE_SECRET"),
+        (["--vastai", "cache"], "--vastai means nothing to cache"),
+        (["--max-usd", "-1"], "--max-usd without --vastai"),
+        (["--disk", "20"], "--disk without --vastai"),
+        (["--max-tokens", "1000000"], "--max-tokens 1000000 is"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_usage_and_starts_nothing(arguments, named, capsys, monkeypatch):

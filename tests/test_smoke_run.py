@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ppsmoke import testing
-from ppsmoke.errors import DeadlineExceeded, StageError
+from ppsmoke.errors import DeadlineExceeded, SmokeError, StageError
 from tests.lab.commands import ppsmoke
 from tests.lab.expected import expected
 from tests.lab.marked import marked
@@ -70,6 +70,25 @@ def test_a_prompt_that_does_not_fit_is_refused_before_any_compute_and_the_pipeli
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "named"),
+    [
+        ("x", -1, "--max-tokens -1"),
+        ("x", "3", "str and str"),
+        (b"x", 1, "bytes and int"),
+        ("\ud800", 1, "UTF-8"),
+        ("z" * 9_000_000, 1, "InferenceRequest.prompt: 9000000 bytes"),
+    ],
+)
+def test_a_question_that_no_run_would_take_is_refused_alone_and_the_pipeline_lives(
+    prompt, max_tokens, named, pipeline_of_100
+):
+    with pytest.raises(SmokeError, match=named):
+        pipeline_of_100.ask(prompt, max_tokens=max_tokens)
+    assert pipeline_of_100.ask("the quick", raw=True, max_tokens=2).text
+
+
+@pytest.mark.slow
 def test_more_stages_than_blocks_is_one_line_and_a_hint(tmp_path):
     said = ppsmoke("--model", str(TINY_F32), "--stages", "7", home=tmp_path)
     assert said.status == 1 and not said.stdout
@@ -119,10 +138,20 @@ def test_a_stdout_that_breaks_is_failure_after_everything_has_ended(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_stderr_that_cannot_be_written_hides_no_answer():
+    command = [sys.executable, "-m", "ppsmoke", "--model", str(TINY_F32), "--max-tokens", "4"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, timeout=120)
+    assert done.returncode == 0 and done.stdout
+
+
+@pytest.mark.slow
 def test_other_peoples_suites_get_a_pipeline_as_a_context_manager():
-    with testing.loopback(str(TINY_F32), 3, wire_dtype="float32") as pipeline:
+    with testing.loopback(TINY_F32, 3, wire_dtype="float32") as pipeline:
         one = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
         with pytest.raises(DeadlineExceeded):
             pipeline.ask("the quick brown fox", max_tokens=100, raw=True, within_s=0.01)
         two = pipeline.ask("the quick brown fox", max_tokens=16, raw=True)
+    with pytest.raises(StageError, match="its block has ended"):
+        pipeline.ask("too late")
     assert one == two and one.token_ids == expected(TINY_F32.name, "hello", "raw")["steps"]["ids"]

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.changes import Signal
-from ppsmoke.errors import StageError
+from ppsmoke.errors import StageError, last_words_hint
 from ppsmoke.rent.fleet import StageSpec
 from ppsmoke.rent.push import NO_OUTPUT, BootFailed, BootStatus, ask_boot
 from ppsmoke.waiting import Deadline, cancel_and_reap
@@ -107,7 +107,7 @@ class Inquest:
 
 
 def _error(stage: int, status: BootStatus) -> StageError:
-    hint = "its last words are below, all of them with -v and in the log"
+    hint = last_words_hint(status.tail)
     how = "could not be run" if status.exit is None else f"ended with status {status.exit}"
     if status.exit is not None and status.exit < 0:
         how = f"was killed by {_signal_name(-status.exit)}"

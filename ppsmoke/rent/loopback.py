@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ppsmoke.cluster.addresses import Endpoint
 from ppsmoke.cluster.gathering import REACH_WITHIN_S
-from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError, os_hint
+from ppsmoke.errors import DestroyFailed, EnvironmentLacks, SmokeError, StageError, last_words_hint, os_hint
 from ppsmoke.package import own_command
 from ppsmoke.rent.fleet import Endpoints, SpecOf, StageSpec
 from ppsmoke.waiting import Deadline, cancel_and_reap, running
@@ -78,11 +78,12 @@ class LoopbackFleet:
             await cancel_and_reap(*waits)
         stage, wait = next(pair for pair in zip(self._stages, waits, strict=True) if not pair[1].cancelled())
         wait.result()  # raises where it was not the end of the process
+        tail = stage.tail()
         raise StageError(
             f"its process ended ({stage.ending()})" + stage.last_words(),
             stage=stage.spec.stage,
-            hint="its last words are below, all of them with -v and in the log",
-            detail=stage.tail(),
+            hint=last_words_hint(tail),
+            detail=tail,
         )
 
     def link_changed(self, node_id: str, *, up: bool) -> None:
@@ -135,7 +136,7 @@ def check_loopback() -> None:
 
 def stage_environment(spec: StageSpec, parent: Mapping[str, str]) -> dict[str, str]:
     """What a stage process gets to know: a few names of ours that it needs, its spec, and where our code is."""
-    environment = {name: value for name, value in parent.items() if name in _PASSED_ON}
+    environment = {"PATH": os.defpath} | {name: value for name, value in parent.items() if name in _PASSED_ON}
     environment.update(own_command()[1])
     environment.update(spec.environment)
     environment["PYTHONUNBUFFERED"] = "1"
