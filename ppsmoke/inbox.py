@@ -18,6 +18,8 @@ from ppsmoke.waiting import Deadline
 
 MAX_REFUSED_TOLD = 5  # a stage that lies may do so a thousand times a second
 OWN_LAG_S = 2.0  # a wait that takes so much longer than asked: we were stopped, not they
+STILL_SHARE = 3  # a third of the silence that is a hang: by then a stage stands still
+MAY_BE_FROZEN = "its machine may be frozen or overloaded; -v shows all that it printed"
 
 
 class Inbox:
@@ -143,13 +145,18 @@ class Inbox:
             self._moved.clear()
             quiet_for = time.monotonic() - self._moved_at
             if deadline.remaining() <= 0:
-                raise deadline.expired(f"{doing} ({self._last_heard()})")
+                still = quiet_for >= silence_s / STILL_SHARE  # more time would not have helped much
+                raise deadline.expired(
+                    f"{doing} ({self._last_heard()})",
+                    stage=self._stuck() if still else None,
+                    hint=f"nothing has moved for {quiet_for:.0f} s: {MAY_BE_FROZEN}" if still else "",
+                )
             if quiet_for >= silence_s:
                 raise DeadlineExceeded(
                     f"{doing}: nothing has moved for {silence_s:g} s ({self._last_heard()})",
                     phase=deadline.phase,
                     stage=self._stuck(),
-                    hint="its machine may be frozen or overloaded; -v shows all that it printed",
+                    hint=MAY_BE_FROZEN,
                 )
             await self._wait_for_a_move(min(deadline.remaining(), silence_s - quiet_for))
 

@@ -175,6 +175,19 @@ def test_the_stage_whose_turn_it_was_is_blamed_for_a_silence_in_mid_decode():
     run(story)
 
 
+def test_a_budget_that_ends_in_a_silence_is_not_told_to_grow():
+    async def story(desk):
+        for silence_s, hint, blamed in ((0.2, "may be frozen", 0), (60.0, "larger --budget", None)):
+            desk.inbox.expect(1)
+            desk.status(0, "token", done=1, total=9)
+            desk.status(1, "token", done=1, total=9, token_id=5)
+            with pytest.raises(DeadlineExceeded, match="spent") as caught:
+                await desk.inbox.answer(Deadline.after(0.08), silence_s=silence_s)
+            assert hint in caught.value.hint and caught.value.stage == blamed
+
+    run(story)
+
+
 def test_the_time_in_which_we_ourselves_were_stopped_is_nobodys_silence(monkeypatch):
     async def story(desk):
         desk.inbox.expect(1)
