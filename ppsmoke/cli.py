@@ -72,7 +72,7 @@ def _main(argv: Sequence[str] | None) -> int:
         _print_error(error, verbose=getattr(arguments, "verbosity", NORMAL) >= VERBOSE)
         return error.exit_status
     except OSError as error:  # whatever a subcommand prints: a run has its own care for it
-        _silence_stdout()
+        _silence(1)
         _print_error(SmokeError(f"stdout cannot be written: {error.strerror}"), verbose=False)
         return 1
     except KeyboardInterrupt:
@@ -339,7 +339,7 @@ def _write_stdout(text: str) -> bool:
         print(text, flush=True)
         return True
     except (OSError, ValueError):
-        _silence_stdout()
+        _silence(1)
         return False
 
 
@@ -348,10 +348,6 @@ def _print_answer(text: str, status: int) -> int:
         return status
     _print_error(SmokeError("stdout could not be written", phase="print"), verbose=False)
     return 1
-
-
-def _silence_stdout() -> None:
-    _silence(1)
 
 
 def _silence(fd: int) -> None:
@@ -365,7 +361,7 @@ def _flushed(status: int) -> int:
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        _silence_stdout()
+        _silence(1)
         status = status or 1
     try:
         sys.stderr.flush()

@@ -24,20 +24,6 @@ from ppsmoke.vast_run import open_api
 
 KEY_HELP = "the account's key; \"-\" reads a line of stdin (default: VAST_API_KEY, then the official client's key file)"
 
-_RENTING = {  # what means nothing without --vastai, and its default
-    "api_key": None,
-    "gpu": "",
-    "max_dph": RentSettings.max_dph,
-    "max_usd": RentSettings.max_usd,
-    "region": "",
-    "min_reliability": RentSettings.min_reliability,
-    "disk": RentSettings.disk_gb,
-    "image": "",
-    "baked": False,
-    "yes": False,
-    "dry_run": False,
-}
-
 
 def add_rent_options(parser: argparse.ArgumentParser) -> None:
     """--vastai and what goes with it."""
@@ -86,8 +72,10 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 def rent_settings(arguments: argparse.Namespace) -> RentSettings | None:
     """None without --vastai. Raises UsageError for what does not fit together."""
     if not arguments.vastai:
-        for name, default in _RENTING.items():
-            if getattr(arguments, name) not in (default, None):
+        alone = argparse.ArgumentParser()
+        add_rent_options(alone)
+        for name, default in vars(alone.parse_args([])).items():
+            if getattr(arguments, name) != default:
                 raise UsageError(f"--{name.replace('_', '-')} without --vastai", hint="add --vastai to rent machines")
         return None
     return RentSettings(
